@@ -116,7 +116,6 @@ class Work:
         self.relatives: dict[str, list[str]] = {}
         self._kept: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
-        self._samples: dict[str, Tensor] = {}
         self._gsas: dict[str, Tensor] = {}
         self._rounded: dict[str, NVFP4Tensor] = {}
 
@@ -223,7 +222,7 @@ class Work:
             weight = self._values(name)
             found = self._inputs(name)
             found = None if found is None else found.to(weight.device)
-            q = with_gsa(weight, rounding, self._gsa(name))
+            q = with_gsa(weight, rounding, self._gsa(name, weight))
             sqnr[name] = output_sqnr(weight, q, found, self.scheme.inputs is None)
             if progress is not None:
                 read += weight.nbytes
@@ -406,7 +405,7 @@ class Work:
             parts = packed | {"weight_global_scale": global_scale(gsa)}
         else:
             weight = self._values(name)
-            gsa = self._gsa(name) if scheme.has_gsa else None
+            gsa = self._gsa(name, weight) if scheme.has_gsa else None
             parts = scheme.quantize(weight, gsa, self.rounding)
         if name in self.amaxes:
             parts["input_global_scale"] = torch.tensor([NVFP4_DIVISOR / self.amaxes[name]])
@@ -458,21 +457,22 @@ class Work:
                     "file again"
                 )
             self._maxima[name] = amax
-            if self.rounding in ("mse", "gptq"):
-                self._samples[name] = sample(weight, len(self.relatives.get(name, [name])))
         return weight
 
-    def _gsa(self, name: str) -> Tensor:
-        """The gsa of a matrix and of those that engines fuse with it."""
-        family = self.relatives.get(name, [name])
-        for member in family:
-            if member not in self._maxima:
-                weight = self._values(member)
-                if weight.nbytes * len(family) <= _KEPT:
-                    self._kept[member] = weight
+    def _gsa(self, name: str, weight: Tensor) -> Tensor:
+        """The gsa of a matrix, whose values are given, and of those that engines fuse with it."""
         if name not in self._gsas:
+            family, samples = self.relatives.get(name, [name]), []
+            searches = self.rounding in ("mse", "gptq")
+            for member in family:
+                values = weight
+                if member != name and (searches or member not in self._maxima):
+                    values = self._values(member)
+                    if values.nbytes * len(family) <= _KEPT:
+                        self._kept[member] = values
+                if searches:
+                    samples.append(sample(values, len(family)))
             amax = torch.stack([self._maxima[member] for member in family]).amax(0)
-            samples = [self._samples.pop(member) for member in family if member in self._samples]
             gsa = gsa_for(self.rounding, gsa_from_amax(amax), samples)
             self._gsas |= dict.fromkeys(family, gsa)
         return self._gsas[name]

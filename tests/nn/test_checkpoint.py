@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import jitquant
 from jitquant.nn import (
     _checkpoint_folder,
     _checkpoint_work,
+    _rounding,
     _schemes,
     calibrate,
     convert,
@@ -630,6 +632,33 @@ def test_fused_layers_are_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert len(read) == count
     one, other = (tmp_path / f"out{kept}" for kept in (_checkpoint_work._KEPT, 0))
     assert (one / "SHA256SUMS").read_text() == (other / "SHA256SUMS").read_text()
+
+
+@pytest.mark.parametrize("rounding", ["mse", "gptq"])
+def test_samples_are_those_of_fused_layers(
+    rounding: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The rows that a gsa is searched with are not kept: a model may have thousands of matrices."""
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False, dtype=BF16) for _ in range(6)))
+    source = folder(tmp_path / "in", {f"{n}.weight": m.weight for n, m in model.named_children()})
+    samples: list[weakref.ref[Tensor]] = []
+
+    def sample(weight: Tensor, weights: int) -> Tensor:
+        made = _rounding.sample(weight, weights)
+        samples.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(_checkpoint_work, "sample", sample)
+    alive: list[int] = []
+    quantize_checkpoint(
+        source,
+        tmp_path / "out",
+        rounding=rounding,
+        calibration=calibrate(model, [randn(8, 64)]) if rounding == "gptq" else None,
+        progress=lambda *_: alive.append(sum(ref() is not None for ref in samples)),
+    )
+    assert len(samples) == (6 if rounding == "mse" else 0)
+    assert max(alive) <= 1
 
 
 MEMORY = """
