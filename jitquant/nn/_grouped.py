@@ -16,7 +16,7 @@ from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, NVFP4_BLOCK, ceil_div
 from jitquant.nn._linear import check_dtype
 from jitquant.nn._matmul import major, register
 from jitquant.numerics.layout import unswizzle_128x4
-from jitquant.ops import _checks
+from jitquant.ops import _checks, _checks_memory
 from jitquant.ops.experts import GROUPED_LINEAR, MOST_EXPERTS
 from jitquant.ops.nvfp4 import dequantize_nvfp4
 from jitquant.tensors.fp8 import QuantizedTensor
@@ -144,6 +144,7 @@ def _nvfp4_grouped_mm(
         operands = (x_fp4, w_fp4, w_sf, w_gsa, offsets, x_sf, x_gsa)
         stored: Tensor = GROUPED_LINEAR.one_tensor([*operands, dtype], out)
         return stored
+    _check_memory(out, (x_fp4, x_sf, x_gsa), (w_fp4, w_sf, w_gsa), offsets)
     # Codes times block scales are exact in bf16; the gsas follow after the sum.
     one = torch.ones(1, dtype=torch.float32, device=x_fp4.device)
     x = NVFP4Tensor(x_fp4.view(FP4_DTYPE), x_sf, one, scale_layout=x_layout)
@@ -173,6 +174,7 @@ def _fp8_grouped_mm(
     dtype: torch.dtype,
     out: Tensor | None = None,
 ) -> Tensor:
+    _check_memory(out, (x, x_scales), (w, w_scales), offsets)
     rows, (groups, n, k) = x.shape[0], w.shape
     x, w = x.contiguous(), w.contiguous()  # rows may be strided
     if not has_grouped_mm(x.device):
@@ -203,6 +205,15 @@ def _fp8_grouped_mm(
     if dtype != torch.bfloat16:
         y = y.to(torch.bfloat16)  # as the kernels round it
     return _given(y, dtype, out)
+
+
+def _check_memory(
+    out: Tensor | None, q: Sequence[Tensor], weights: Sequence[Tensor], offsets: Tensor
+) -> None:
+    """A buffer shares no memory with the parts of the operands; the stored product checks it."""
+    if out is not None:
+        read = [*(("q", t) for t in q), *(("weights", t) for t in weights), ("offsets", offsets)]
+        _checks_memory.own_memory([("out", out)], read)
 
 
 def _given(y: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
@@ -304,7 +315,7 @@ def grouped_linear(
             they are not checked, but made non-decreasing and clamped to T. The leading 0 is
             checked on the CPU, and on a GPU in `jitquant.testing.checked`.
         dtype: of the result: bfloat16, float16 or float32; default that of ``out``, or bfloat16.
-        out: contiguous (T, N) to write to.
+        out: contiguous (T, N) to write to, in memory that no other argument has.
 
     Returns:
         (T, N), without gradient, or ``out``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -317,6 +318,21 @@ def test_errors(kind: str) -> None:
             match=r"offsets\[\d\]: expected ascending ends of groups, .* got -?\d+ after \d+",
         ):
             grouped_linear(q, w, torch.tensor(wrong))
+
+
+@pytest.mark.parametrize("name", ["q", "weights"])
+@pytest.mark.parametrize("kind", ["tensor", "fp8"])
+def test_the_result_has_its_own_memory(kind: str, name: str) -> None:
+    operands = {"q": FORMATS[kind](randn(64, IN)), "weights": FORMATS[kind](experts())}
+    part = "x_fp4" if kind == "tensor" else "data"
+    codes = getattr(operands[name], part)
+    memory = torch.zeros(1 << 15, dtype=torch.uint8)
+    kept = memory[: codes.numel()].view(codes.shape).copy_(codes.view(torch.uint8))
+    operands[name] = replace(operands[name], **{part: kept.view(codes.dtype)})
+    out = memory[: 64 * OUT * BF16.itemsize].view(BF16).view(64, OUT)
+    with pytest.raises(ValueError, match=rf"out: .* memory that it shares with {name}\. Pass a"):
+        grouped_linear(**operands, offsets=torch.tensor([16, 32, 48, 64]), out=out)
+    assert torch.equal(kept, codes.view(torch.uint8))
 
 
 def test_other_formats() -> None:
