@@ -13,9 +13,10 @@ from typing import Any
 
 from jitquant.formats import NVFP4_BLOCK
 from jitquant.loader.units import show_size
-from jitquant.nn._checkpoint_source import INDEX, Source
+from jitquant.nn._checkpoint_source import Source
 from jitquant.nn._checkpoint_work import Work
 from jitquant.nn._compressed_tensors import FileScheme, quantization_config
+from jitquant.nn._model_folder import INDEX, read_json
 
 SUMS = "SHA256SUMS"
 _STATE = "progress.json"
@@ -104,11 +105,10 @@ def ended(out: Path, what: dict[str, Any]) -> tuple[dict[str, str], list[str] | 
 def _read(state: Path) -> dict[str, Any] | None:
     """What `keep` wrote, or None."""
     try:
-        kept = json.loads(state.read_text(encoding="utf-8"))
+        kept = read_json(state)
     except (OSError, ValueError):
         return None
-    is_ours = isinstance(kept, dict) and {"what", "done", "in_fp8"} <= kept.keys()
-    return kept if is_ours else None
+    return kept if {"what", "done", "in_fp8"} <= kept.keys() else None
 
 
 def keep(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,11 +10,11 @@ import torch
 from torch import Tensor
 
 from jitquant.formats import INPUT_DTYPES, ceil_div
+from jitquant.nn._model_folder import INDEX, read_config, read_index
 from jitquant.nn._safetensors import Entry, read_ahead, read_header, read_tensor
 from jitquant.numerics.recipes import dequantize_mxfp4
 from jitquant.tensors.fp8 import QuantizedTensor
 
-INDEX = "model.safetensors.index.json"
 _EMBEDDINGS = ("embed", "wte", "wpe", "lookup", "relative_attention_bias", "position")
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _PROJECTION_OF = {
@@ -58,47 +57,24 @@ class Source:
     """The tensors of a folder by name, read one at a time."""
 
     def __init__(self, directory: Path) -> None:
-        if not directory.is_dir():
-            raise FileNotFoundError(
-                f"source: expected a model's folder, got {directory}, which is not a directory"
-            )
         self.directory = directory
-        config = directory / "config.json"
-        if not config.is_file():
-            raise FileNotFoundError(
-                f"source: expected a model's folder, got {directory}, which has no config.json"
-            )
-        self.config = read_json(config)
-        index = directory / INDEX
-        if index.is_file():
-            weight_map = read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict):
-                raise ValueError(f"{index}: expected a weight_map, got none. Download it again")
-            self.map: dict[str, str] = weight_map
-            names = sorted({_checked(name, index) for name in self.map.values()})
-        else:
-            names = sorted(p.name for p in directory.glob("*.safetensors"))
+        self.config = read_config(directory, "source")
+        index = read_index(directory, "source")
+        every = (p.name for p in directory.glob("*.safetensors"))
+        names = sorted(set(every if index is None else index.values()))
         if not names:
             raise FileNotFoundError(
                 f"source: expected *.safetensors, got {directory} without them. Convert other "
                 "files with transformers: model.save_pretrained(...)"
             )
-        absent = [name for name in names if not (directory / name).is_file()]
-        if absent:
-            raise FileNotFoundError(
-                f"source: expected the files that {INDEX} names, got {directory}, which has no "
-                f"{', '.join(absent)}. Download it again"
-            )
         self.files: dict[str, dict[str, Entry]] = {n: read_header(directory / n) for n in names}
-        found = {name: file for file, entries in self.files.items() for name in entries}
-        if index.is_file():
-            lost = [name for name, file in self.map.items() if found.get(name) != file]
-            if lost:
+        self.map = {name: file for file, entries in self.files.items() for name in entries}
+        for name, file in (index or {}).items():
+            if self.map.get(name) != file:
                 raise ValueError(
-                    f"{self.map[lost[0]]}: expected {lost[0]}, which {INDEX} says it has, got a "
-                    "file without it. Download it again"
+                    f"{file}: expected {name}, which {INDEX} says it has, got a file without it. "
+                    "Download it again"
                 )
-        self.map = found
         self._pinned = torch.empty(0, dtype=torch.uint8)
 
     def entry(self, name: str) -> Entry:
@@ -239,26 +215,9 @@ def in_memory(name: str) -> tuple[str, str, str] | None:
     return experts, projection, expert
 
 
-def _checked(name: object, index: Path) -> str:
-    """The name of a file in the folder itself."""
-    if not isinstance(name, str) or Path(name).name != name:
-        raise ValueError(f"weight_map in {index}: expected names of files beside it, got {name!r}")
-    return name
-
-
 def is_embedding(module: str) -> bool:
     """Whether a matrix is looked up, by the name of its layer."""
     return any(part in module.rpartition(".")[2] for part in _EMBEDDINGS)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON, got {error}. Download it again") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected a JSON object, got a {type(found).__name__}")
-    return found
 
 
 def check_model(config: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ from jitquant.nn._hugging_face import (
     own_config,
     places_in_file,
 )
+from jitquant.nn._model_folder import read_json
 from jitquant.nn._safetensors import safetensors_functions
 from jitquant.nn.experts import Experts, Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.float8 import Float8BlockwiseLinear
@@ -140,7 +141,7 @@ def save_compressed_tensors(
     path = directory / "config.json"
     described = own_config(model) or {}
     if not described and path.is_file():
-        described = json.loads(path.read_text(encoding="utf-8"))
+        described = read_json(path)
     described["quantization_config"] = config
     path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 

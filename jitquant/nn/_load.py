@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -24,6 +23,7 @@ from jitquant.formats import (
 from jitquant.nn._compressed_tensors import BLOCK, DYNAMIC_INPUTS, METHOD
 from jitquant.nn._convert import Conversion, attach, replace_everywhere
 from jitquant.nn._hugging_face import fill_buffers, is_pretrained, places_in_file
+from jitquant.nn._model_folder import INDEX, object_in, read_config, read_index, read_json
 from jitquant.nn._safetensors import read_header, safetensors_functions
 from jitquant.nn._targets import matches
 from jitquant.nn.experts import (
@@ -80,7 +80,7 @@ def load_compressed_tensors(
     """
     one_of("compute", compute, COMPUTES)
     directory = Path(directory)
-    config = read_config(directory)
+    config = _quantization_config(directory)
     tensors = read_quantized(directory, config["quant_method"])
     linears = {
         f"{name}.weight" if name else "weight": module
@@ -512,23 +512,22 @@ def _tie_again(model: nn.Module, tied: list[list[str]]) -> None:
             setattr(model.get_submodule(owner), attribute, parameter)
 
 
-def read_config(directory: Path) -> dict[str, Any]:
+def _quantization_config(directory: Path) -> dict[str, Any]:
     """The ``quantization_config`` of a folder; ModelOpt may have it in a separate file.
 
     Raises:
         FileNotFoundError, ValueError: as `load_compressed_tensors`.
     """
-    described = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    config: dict[str, Any] = described.get("quantization_config") or {}
-    aside = directory / "hf_quant_config.json"
+    path, aside = directory / "config.json", directory / "hf_quant_config.json"
+    config = object_in(path, read_config(directory, "directory"), "quantization_config")
     if config.get("quant_method") is None and aside.is_file():
-        own = json.loads(aside.read_text(encoding="utf-8"))
-        config = {**(own.get("quantization") or {}), "quant_method": "modelopt"}
+        own = object_in(aside, read_json(aside), "quantization")
+        config = {**own, "quant_method": "modelopt"}
     method = config.get("quant_method")
     if method not in (METHOD, "modelopt", "fp8", "mxfp4"):
         raise ValueError(
-            f"quant_method in {directory / 'config.json'}: expected one of {METHOD!r}, 'modelopt', "
-            f"'fp8', 'mxfp4', got {method!r}"
+            f"quant_method in {path}: expected one of {METHOD!r}, 'modelopt', 'fp8', 'mxfp4', got "
+            f"{method!r}"
         )
     return config
 
@@ -591,14 +590,13 @@ def _read(directory: Path) -> dict[str, Tensor]:
 
 
 def _files(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    names = ["model.safetensors"]
-    if index.is_file():
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted(set(weight_map.values()))
-    for name in names:
-        if not (directory / name).is_file():
-            raise FileNotFoundError(
-                f"directory: expected a folder with {name}, got {directory}, which has no {name}"
-            )
-    return [directory / name for name in names]
+    index = read_index(directory, "directory")
+    if index is not None:
+        return [directory / name for name in sorted(set(index.values()))]
+    whole = directory / "model.safetensors"
+    if not whole.is_file():
+        raise FileNotFoundError(
+            f"directory: expected a folder with {whole.name} or {INDEX}, got {directory}, which has "
+            "neither"
+        )
+    return [whole]

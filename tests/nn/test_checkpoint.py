@@ -499,19 +499,37 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
         quantize_checkpoint(source, tmp_path / "out")
 
 
+@pytest.mark.parametrize("load", [False, True])
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
-@pytest.mark.parametrize("text", ["{", "[]", "{}"])
-def test_files_of_json_that_are_broken(file: str, text: str, tmp_path: Path) -> None:
-    source = folder(tmp_path / "in", tensors())
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": {}}'])
+def test_files_of_json_that_are_broken(file: str, text: str, load: bool, tmp_path: Path) -> None:
+    """Both functions that read a folder say the same."""
+    about = {"quantization_config": {"quant_method": "compressed-tensors"}} if load else {}
+    source = folder(tmp_path / "in", tensors(), **about)
     (source / file).write_text(text)
-    if (file, text) == ("config.json", "{}"):
-        quantize_checkpoint(source, tmp_path / "out", device="cpu")  # nothing in it is needed
+
+    def read() -> None:
+        if load:
+            load_compressed_tensors(nn.Linear(8, 8), source)
+        else:
+            quantize_checkpoint(source, tmp_path / "out", device="cpu")
+
+    if file == "config.json" and text[:2] not in ("{", "[]") and not load:
+        read()  # nothing in it is needed
         return
-    with pytest.raises(
-        ValueError, match=f"{re.escape(file)}: expected (JSON|a JSON object|a weight_map), got"
-    ):
-        quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    says = rf"{re.escape(file)}: expected (JSON|a JSON object|a weight_map|a file)|quant_method in"
+    with pytest.raises(ValueError, match=says):
+        read()
     assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("file", ["config.json", "hf_quant_config.json"])
+def test_descriptions_that_are_broken(file: str, tmp_path: Path) -> None:
+    source = folder(tmp_path / "in", tensors(), 1)
+    key = "quantization_config" if file == "config.json" else "quantization"
+    (source / file).write_text(json.dumps({key: ["nvfp4"]}))
+    with pytest.raises(ValueError, match=rf"{key} in .*{file}: expected a JSON object, got \["):
+        load_compressed_tensors(nn.Linear(8, 8), source)
 
 
 ENTRY = {"dtype": "BF16", "shape": [4, 4], "data_offsets": [0, 32]}
@@ -544,6 +562,10 @@ def test_files_are_beside_their_index(name: Any, tmp_path: Path) -> None:
     (source / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ValueError, match="expected names of files beside it"):
         quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    described = {"quantization_config": {"quant_method": "compressed-tensors"}}
+    (source / "config.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match="expected names of files beside it"):
+        load_compressed_tensors(nn.Linear(8, 8), source)
 
 
 def test_other_dtypes_are_named(tmp_path: Path) -> None:
