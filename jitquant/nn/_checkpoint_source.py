@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from jitquant.formats import INPUT_DTYPES, ceil_div
+from jitquant.formats import CODES_PER_BYTE, E8M0_DTYPE, INPUT_DTYPES, MXFP4_BLOCK, ceil_div
 from jitquant.nn._model_folder import INDEX, read_config, read_index
 from jitquant.nn._safetensors import Entry, read_ahead, read_header, read_tensor
 from jitquant.numerics.recipes import dequantize_mxfp4
@@ -136,6 +136,7 @@ class Source:
         if name.endswith("_blocks") and entry.dtype == torch.uint8 and len(entry.shape) == 4:
             experts, rows, groups, _ = entry.shape
             base = name.removesuffix("_blocks")
+            self._check_mxfp4(name, f"{base}_scales")
             self._find_experts(found, file, "mxfp4", base, experts, (rows, groups * 32))
             return
         if self.is_stack(name):
@@ -159,6 +160,22 @@ class Source:
             found[module] = Matrix(file, "fp8", name, (n, k))
         elif entry.dtype in INPUT_DTYPES:
             found[module] = Matrix(file, "plain", name, (n, k))
+
+    def _check_mxfp4(self, blocks: str, scales: str) -> None:
+        *leading, size = self.entry(blocks).shape
+        of_blocks = self.entry(scales) if scales in self.map else None
+        if (
+            size != MXFP4_BLOCK // CODES_PER_BYTE
+            or of_blocks is None
+            or of_blocks.shape != tuple(leading)
+            or of_blocks.dtype not in (torch.uint8, E8M0_DTYPE)
+        ):
+            found = "none" if of_blocks is None else f"{of_blocks.dtype} {of_blocks.shape}"
+            raise ValueError(
+                f"{blocks}: expected MXFP4 in blocks of 16 bytes with {scales} of shape "
+                f"{tuple(leading)}, as gpt-oss stores it, got blocks of {size} with {found}. "
+                "Download the files again"
+            )
 
     def _find_experts(
         self,

@@ -209,9 +209,16 @@ def _shared_names(model: nn.Module) -> list[list[str]]:
     return [group for group in names.values() if len(group) > 1]
 
 
+def _taken(name: str, tensors: dict[str, Tensor]) -> Tensor:
+    """Pops a tensor of the files."""
+    if name not in tensors:
+        raise _another_model(name)
+    return tensors.pop(name)
+
+
 def _nvfp4_parts(dot: str, shape: tuple[int, int], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Pops the codes, block scales and gsa of a matrix from ``tensors``."""
-    packed, scale = tensors.pop(f"{dot}weight_packed"), tensors.pop(f"{dot}weight_scale")
+    packed, scale = (_taken(f"{dot}weight_{part}", tensors) for part in ("packed", "scale"))
     global_scale = tensors.pop(f"{dot}weight_global_scale", None)
     gsa = tensors.pop(f"{dot}weight_gsa", None)
     if gsa is None and global_scale is not None:
@@ -253,9 +260,7 @@ def _nvfp4_layer(
     )
     state = {n if n == "input_gsa" else f"weight_{n}": t for n, t in parts.items()}
     if linear.bias is not None:
-        if f"{dot}bias" not in tensors:
-            raise _another_model(f"{dot}bias")
-        state["bias"] = tensors.pop(f"{dot}bias")
+        state["bias"] = _taken(f"{dot}bias", tensors)
     made.load_state_dict(state)
     return made.train(linear.training)
 
@@ -298,7 +303,7 @@ def _mxfp4_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> MXF
     where = codes.device if device.type == "meta" else device
     made = MXFP4Linear(cols, rows, linear.bias is not None, where, linear.weight.dtype)
     if linear.bias is not None:
-        state["bias"] = tensors.pop(f"{dot}bias")
+        state["bias"] = _taken(f"{dot}bias", tensors)
     made.load_state_dict(state)
     return made.train(linear.training)
 
@@ -307,7 +312,7 @@ def _fp8_matrix(
     dot: str, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype
 ) -> Tensor:
     """Pops a matrix in FP8 blocks from ``tensors`` and dequantizes it."""
-    weight, scale = (tensors.pop(f"{dot}{part}") for part in ("weight", "weight_scale"))
+    weight, scale = (_taken(f"{dot}{part}", tensors) for part in ("weight", "weight_scale"))
     if device.type != "meta":
         weight, scale = weight.to(device), scale.to(device)
     tensors.pop(f"{dot}input_scale", None)
@@ -348,9 +353,12 @@ def _experts(
         for bias in (f"{part}_bias" for part in files):
             if getattr(module, bias, None) is not None and f"{name}.{bias}" not in tensors:
                 raise _another_model(f"{name}.{bias}")
-        take = tensors.pop
         parts_of = {
-            part: (take(f"{name}.{part}_blocks"), take(f"{name}.{part}_scales")) for part in files
+            part: (
+                _taken(f"{name}.{part}_blocks", tensors),
+                _taken(f"{name}.{part}_scales", tensors),
+            )
+            for part in files
         }
         return NVFP4Experts.from_mxfp4(module, parts_of)
     bases = [base for part in files.values() for base in part.values()]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,28 @@ def test_mxfp4_as_gpt_oss(tmp_path: Path) -> None:
     quantize_checkpoint(source, tmp_path / "same", format="mxfp4")
     down = plain(tmp_path / "same")[f"{at}.0.down_proj.weight"]
     assert torch.equal(down, values["down_proj"][0])
+
+
+@pytest.mark.parametrize(
+    ("blocks", "scales", "says"),
+    [
+        ((2, 96, 2, 16), None, "of 16 with none"),
+        ((2, 96, 2, 8), (2, 96, 2), "of 8 with torch.uint8"),
+        ((2, 96, 2, 16), (2, 96, 3), r"of 16 with torch.uint8 \(2, 96, 3\)"),
+    ],
+)
+def test_mxfp4_that_is_broken(blocks: Any, scales: Any, says: str, tmp_path: Path) -> None:
+    at, zeros = "model.layers.0.mlp.experts", partial(torch.zeros, dtype=torch.uint8)
+    made = {f"{at}.gate_up_proj_blocks": zeros(blocks)}
+    if scales is not None:
+        made[f"{at}.gate_up_proj_scales"] = zeros(scales)
+    config = {"quantization_config": {"quant_method": "mxfp4"}, "model_type": "gpt_oss"}
+    source = folder(tmp_path / "in", made, 1, **config)
+    with pytest.raises(
+        ValueError, match=rf"up_proj_blocks: .* with {at}\.gate_.*_scales .* {says}"
+    ):
+        quantize_checkpoint(source, tmp_path / "out")
+    assert not (tmp_path / "out.partial").exists()
 
 
 @pytest.mark.parametrize("targets", ["all", "attention"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -420,13 +421,17 @@ def test_inputs_are_quantized_where_they_were(tmp_path: Path) -> None:
     assert back[2].weight_only
 
 
-def test_a_bias_that_is_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [("nvfp4", "0.bias"), ("nvfp4", "0.weight_scale"), ("mxfp4", "0.bias"), ("fp8", "0.weight")],
+)
+def test_a_part_that_is_missing(recipe: Any, name: str, tmp_path: Path) -> None:
     model = layers()
-    convert(model, "nvfp4")
+    convert(model, "fp8_block" if recipe == "fp8" else recipe)
     save_compressed_tensors(model, tmp_path)
     found = load_file(tmp_path / "model.safetensors")
-    save_file({n: t for n, t in found.items() if n != "0.bias"}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"the files lack 0\.bias"):
+    save_file({n: t for n, t in found.items() if n != name}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"the files lack {re.escape(name)}"):
         load_compressed_tensors(layers(), tmp_path)
 
 

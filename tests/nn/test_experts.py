@@ -306,6 +306,10 @@ def test_mxfp4_files_of_gpt_oss(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"lack model\.layers\.1\.mlp\.experts\.down_proj_bias"):
         load_compressed_tensors(mixture("GptOss"), tmp_path)
+    del tensors["model.layers.0.mlp.experts.down_proj_scales"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lack model\.layers\.0\.mlp\.experts\.down_proj_scales"):
+        load_compressed_tensors(mixture("GptOss"), tmp_path)
 
 
 def test_fp8_files_with_power_of_two_scales(tmp_path: Path) -> None:
