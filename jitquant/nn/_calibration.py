@@ -145,13 +145,20 @@ class Calibration:
             raise ValueError(
                 f"calibration: expected a file that Calibration.save wrote, got {path}"
             )
-        kept = json.loads(about)
-        tensors = load_file(Path(path))
-        layers = {
-            name: InputStatistics(rows, *(tensors[f"{name}.{part}"] for part in _PARTS))
-            for name, rows in kept["rows"].items()
-        }
-        return cls(layers, kept["skipped"])
+        try:
+            kept = json.loads(about)
+            rows, skipped = dict(kept["rows"]), dict(kept["skipped"])
+            tensors = load_file(Path(path))
+            layers = {
+                name: InputStatistics(int(count), *(tensors[f"{name}.{part}"] for part in _PARTS))
+                for name, count in rows.items()
+            }
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"calibration: expected what Calibration.save wrote, got {path}, in which rows, "
+                f"skipped or a tensor is missing or broken ({error}). Save it again"
+            ) from error
+        return cls(layers, skipped)
 
 
 _PARTS = ("amax", "moment", "noise")

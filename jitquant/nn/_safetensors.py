@@ -83,14 +83,15 @@ def _read_json(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The texts that a file has beside its tensors.
+    """The texts that a file has beside its tensors; none if they are broken.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: it is not a safetensors file.
     """
-    found: dict[str, str] = _read_json(path)[0].get("__metadata__", {})
-    return found
+    found = _read_json(path)[0].get("__metadata__")
+    every = found.items() if isinstance(found, dict) else ()
+    return {name: text for name, text in every if isinstance(text, str)}
 
 
 def read_header(path: Path) -> dict[str, Entry]:

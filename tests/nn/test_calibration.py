@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -404,3 +405,18 @@ def test_experts_are_rounded_too() -> None:
         got = experts.weight("gate_up_proj").dequantize(torch.float32)
         errors.append((got - exact.float()).square().sum().item())
     assert errors[0] > errors[1] > errors[2]
+
+
+@pytest.mark.parametrize("about", [None, [], {}, "no JSON", "[]", "3", '{"rows": 3}', "no tensors"])
+def test_files_that_are_broken(about: Any, tmp_path: Path) -> None:
+    path, key = tmp_path / "found.safetensors", "jitquant_calibration"
+    if about == "no tensors":
+        about = '{"rows": {"up": 4}, "skipped": {}}'
+    given = {key: about} if isinstance(about, str) else about
+    header = json.dumps({"__metadata__": given}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    says = (
+        "got .*, in which rows, skipped or a tensor is" if isinstance(about, str) else "not a file"
+    )
+    with pytest.raises(ValueError, match=says):
+        Calibration.load(path)
