@@ -113,9 +113,10 @@ def save_compressed_tensors(
     The scheme of FP8 is "FP8_BLOCK". That of NVFP4 is "NVFP4" (weights and activations) with
     ``input_amax`` or if layers have an ``input_gsa``: engines then quantize inputs with
     ``input_global_scale``, 2688 / amax or 1 / input_gsa. Otherwise it is "NVFP4A16" (only weights);
-    `load_compressed_tensors` still restores layers that quantize their inputs. FP8 layers whose
-    in_features is not a multiple of 128 have a weight-only scheme, because readers divide inputs
-    into whole groups.
+    `load_compressed_tensors` still restores layers that quantize their inputs. One file may have
+    both: layers that are ``weight_only`` stay "NVFP4A16" beside others with an ``input_gsa``, and
+    experts that are beside linears with ``input_amax``. FP8 layers whose in_features is not a
+    multiple of 128 have a weight-only scheme, because readers divide inputs into whole groups.
 
     Codes and block scales are written bit for bit. The file has the reciprocal of a gsa, so a
     loaded gsa may differ by an ulp of fp32; a ``state_dict`` has the gsa itself.
@@ -206,9 +207,10 @@ def compressed_tensors(
             assert isinstance(layer, Experts)
             quantized[f"{dot}bias"] = _cut(layer, part, place, bias)
         scaled = owner if place.expert is None else place.name
-        if inputs is not None and scaled in inputs:
-            quantized[f"{dot}input_global_scale"] = inputs[scaled].clone()
-        schemes[target] = _scheme(layer, parts, inputs is not None)
+        of_input = None if inputs is None else inputs.get(scaled)
+        if of_input is not None:
+            quantized[f"{dot}input_global_scale"] = of_input.clone()
+        schemes[target] = _scheme(layer, parts, of_input is not None)
         if isinstance(layer, (NVFP4Linear, NVFP4Experts)) and not layer.weight_only:
             dynamic.append(target)
     ignored = [name.removesuffix("weight").removesuffix(".") for name in places_of(model, others)]
@@ -273,34 +275,44 @@ def _input_scales(
     layers: Mapping[str, nn.Module], amaxes: Mapping[str, float] | None
 ) -> dict[str, Tensor] | None:
     """The ``input_global_scale`` of each layer in NVFP4, which may have several names, and of each
-    projection of experts; None without static scales."""
+    projection of experts; None without static scales. Layers that are ``weight_only`` have none,
+    linears only without ``amaxes``."""
     names: dict[int, list[str]] = {}
     static: dict[str, Tensor] = {}
     of_experts: list[str] = []
+    unscaled: set[str] = set()
     for name, layer in layers.items():
         if isinstance(layer, NVFP4Linear):
             names.setdefault(id(layer), []).append(name)
+            if layer.weight_only:
+                unscaled.add(name)
             if layer.input_gsa is not None:
                 static[name] = 1 / layer.input_gsa
         elif isinstance(layer, NVFP4Experts):
             for projection in layer.projections:
                 of_experts.append(f"{name}.{projection.name}")
+                if layer.weight_only:
+                    unscaled.add(of_experts[-1])
                 gsa = layer._buffers[f"{projection.name}_input_gsa"]
                 if gsa is not None:
                     static[of_experts[-1]] = 1 / gsa
     if amaxes is None and not static:
         return None
     wanted = of_experts if amaxes is not None else [*(p[0] for p in names.values()), *of_experts]
-    absent = [name for name in wanted if name not in static]
+    absent = [name for name in wanted if name not in static and name not in unscaled]
     if absent:
+        hint = "Leave the layer out when converting, or run it when calibrating"
+        if amaxes is None and absent[0] not in of_experts:
+            hint += ", or pass input_amax"
+        if amaxes is not None and not static:
+            hint += ", or leave out input_amax"
         raise ValueError(
             f"{absent[0]}: expected a static scale of its input, as other layers have it, got "
-            "none. Leave the layer out when converting, run it when calibrating, or "
-            + ("pass input_amax" if absent[0] not in of_experts else "leave out input_amax")
+            f"none. {hint}"
         )
     if amaxes is None:
         return static
-    made = {name: static[name] for name in of_experts}
+    made = {name: static[name] for name in of_experts if name in static}
     for places in names.values():
         amax = next((amaxes[name] for name in places if name in amaxes), None)
         if amax is None or not 0 < amax < math.inf:

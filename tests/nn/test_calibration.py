@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from samples import randn
 from torch import Tensor, nn
 
@@ -178,9 +179,53 @@ def test_some_layers_with_static_scales_cannot_be_saved(model: Block) -> None:
     convert(model, "nvfp4", calibration=calibrate(model, batches()), static_input_scales=True)
     with pytest.raises(
         ValueError,
-        match="unused: expected a static scale of its input, as other layers have it, got none",
+        match=r"unused: expected a static scale of its input, as other layers have it, got none\. "
+        r"Leave the layer out when converting, or run it when calibrating, or pass input_amax$",
     ):
         compressed_tensors(model)
+
+
+def test_static_scales_beside_layers_that_quantize_weights_alone(model: Block, tmp_path) -> None:
+    """A file of both schemes, read as it was saved."""
+    found = calibrate(model, batches())
+    convert(model, "nvfp4a16", targets="down_proj")
+    convert(model, "nvfp4", calibration=found, static_input_scales=True, ignore="unused")
+    save_compressed_tensors(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert config["format"] == "nvfp4-pack-quantized"
+    groups = {len(g["targets"]): g["input_activations"] for g in config["config_groups"].values()}
+    assert groups[1] is None
+    assert groups[3]["dynamic"] == "local"
+    assert "down_proj.input_global_scale" not in load_file(tmp_path / "model.safetensors")
+    again = Block().to(BF16).eval()
+    load_compressed_tensors(again, tmp_path)
+    assert again.down_proj.weight_only
+    assert not again.up_proj.weight_only
+    x = batches()[0]
+    assert sqnr(again(x).detach(), model(x).detach()) > 35
+
+
+@pytest.mark.parametrize("linears", ["static", "amaxes"])
+@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4a16"])
+def test_experts_without_static_scales(recipe: Any, linears: str) -> None:
+    model = mixture("Qwen3Moe", num_experts=4, moe_intermediate_size=48, mlp_only_layers=[])
+    found = calibrate(model, [_tokens(0)])
+    static = linears == "static"
+    convert(model, recipe, targets="experts")
+    convert(model, "nvfp4", calibration=found, static_input_scales=static)
+    amaxes = None if static else found.input_amax()
+    if recipe == "nvfp4":
+        hint = "calibrating" + ("" if static else ", or leave out input_amax")
+        with pytest.raises(ValueError, match=rf"experts\.gate_up_proj: expected .*{hint}$"):
+            compressed_tensors(model, amaxes)
+        return
+    tensors, config = compressed_tensors(model, amaxes)
+    experts, rest = sorted(config["config_groups"].values(), key=lambda g: -len(g["targets"]))
+    assert all(".experts." in name for name in experts["targets"])
+    assert experts["input_activations"] is None
+    assert rest["input_activations"]["dynamic"] == "local"
+    scaled = {n.removesuffix(".input_global_scale") for n in tensors if "input_global" in n}
+    assert scaled == set(rest["targets"])
 
 
 def test_a_share_stays_in_fp8(model: Block, tmp_path) -> None:
