@@ -79,7 +79,7 @@ def quantize_checkpoint(
             are chosen by reading the whole model before anything is written, with "mse" instead of
             "gptq".
         input_amax: for "nvfp4": the amax of the input of each layer by name, as `report` measures
-            it, or one number for all; None: from the calibration.
+            it, or one number for all; None: from the calibration, as are names that are missing.
         device: where to quantize; None: a GPU if there is one.
         restart: whether to start over instead of resuming an interrupted call.
         progress: called after each tensor.

@@ -184,7 +184,8 @@ class Work:
         """The amax of the inputs of a matrix; of an expert without inputs, or whose inputs are all
         zero, the largest of the others, as engines take it. 2688, whose gsa is 1, as in `convert`,
         if a calibration has only zeros."""
-        amax = amaxes.get(name) if isinstance(amaxes, Mapping) else amaxes
+        given = amaxes.get(name) if isinstance(amaxes, Mapping) else amaxes
+        amax = given
         if amax is None:
             own = self._inputs(name)
             known = [] if own is None else [own.amax.item()]
@@ -194,8 +195,12 @@ class Work:
             amax = (max(known) or NVFP4_DIVISOR) if known else None
         if amax is None or not 0 < amax < math.inf:
             raise ValueError(
-                f"input_amax of {name}: expected a positive number, got {amax}. Measure it with "
-                "report(model, inputs), or pass one number for all layers"
+                f"input_amax of {name}: expected a positive number, got {amax}. "
+                + (
+                    "Calibrate with batches that reach this layer, or give its amax in input_amax"
+                    if self.calibration and given is None
+                    else "Measure it with report(model, inputs), or pass one number for all layers"
+                )
             )
         return float(amax)
 

@@ -865,6 +865,33 @@ def test_a_share_stays_in_fp8(format: Any, calibrated: bool, tmp_path: Path) -> 
     assert sqnr(back(x).detach(), model(x).detach()) > 25
 
 
+def test_amaxes_beside_a_calibration(tmp_path: Path) -> None:
+    """Those that are given come first."""
+    model, out = Attention(), tmp_path / "out"
+    source, known = model.save(tmp_path / "source"), calibrate(model, batches(), ignore="up")
+
+    def quantize(amaxes: dict[str, float] | float) -> None:
+        quantize_checkpoint(source, out, format="nvfp4", calibration=known, input_amax=amaxes)
+
+    for amax in (0.0, -1.0, torch.inf, torch.nan):
+        with pytest.raises(
+            ValueError, match=rf"of up: .* number, got {amax}\. Measure it with rep"
+        ):
+            quantize({"up": amax})
+    with pytest.raises(ValueError, match=r"number, got 0\.0\. Measure it with report"):
+        quantize(0.0)
+    with pytest.raises(ValueError, match=r"of up: .* got None\. Calibrate with .* input_amax"):
+        quantize({"down": 3.0})
+    quantize({"up": 3.0, "down": 4.0})
+    scales = everything(out)
+    for name, amax in {
+        "up": 3.0,
+        "down": 4.0,
+        "o_proj": known.layers["o_proj"].amax.item(),
+    }.items():
+        assert scales[f"{name}.input_global_scale"].item() == pytest.approx(2688 / amax)
+
+
 def test_a_killed_call_knows_what_stays_in_fp8(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
