@@ -155,7 +155,8 @@ def _fp8_product(
     residual: Tensor | None,
     out: Tensor,
 ) -> None:
-    """``x @ w.T + bias + residual`` in FP8; without kernels for it, of the same numbers."""
+    """``x @ w.T + bias + residual`` in FP8; without kernels for it, of the same numbers and rounded
+    where they round: the bias and the product with it to bf16, before a residual is added."""
     q = quantize_fp8(x, granularity="row")
     w_fp4, w_sf, w_gsa = weight
     if takes_fp8(x.device, out.shape[-1], x.shape[-1]):
@@ -166,7 +167,10 @@ def _fp8_product(
     a, b = q.data.view(-1, x.shape[-1]), values[:, : x.shape[-1]]
     product = _wide_product(a.bfloat16(), b.bfloat16())  # in which E4M3 is exact
     product.mul_(w_gsa * scale_inv).mul_(q.scale_inv.view(-1, 1))
-    _finish(product, bias, residual, out.view(-1, out.shape[-1]))
+    if bias is not None:
+        product.add_(bias.bfloat16())
+    rounded = product.bfloat16().to(out.dtype)
+    _finish(rounded, None, residual, out.view(-1, out.shape[-1]))
 
 
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:
@@ -314,7 +318,7 @@ def nvfp4_mm(
     compute: Compute = "exact",
     out: Tensor | None = None,
 ) -> Tensor:
-    """``x @ w.T + bias + residual`` with fp32 accumulation, rounded once.
+    """``x @ w.T + bias + residual`` with fp32 accumulation; rounded once, except in FP8.
 
     Args:
         x: (..., K), bfloat16 or float16, its rows at one distance from each other; or packed along
@@ -324,7 +328,8 @@ def nvfp4_mm(
         dtype: of the result.
         residual: contiguous (..., N) of that dtype, or None.
         compute: "fp8": an x that is not quantized is multiplied as `jitquant.nvfp4_linear` does it
-            with that, from `FP8_ROWS` rows on.
+            with that, from `FP8_ROWS` rows on: rounded to bf16 with the bias, then once more with
+            a residual or for another dtype.
         out: contiguous (..., N) of that dtype to write to.
 
     Returns:

@@ -57,8 +57,9 @@ class NVFP4Linear(QuantizedModule):
     the input is quantized to E4M3 with a scale for each row, and the weight is rounded from NVFP4
     to E4M3 on the fly, for up to twice the rate of the tensor cores. Fewer rows (decode) are not
     affected. See `jitquant.nvfp4_linear`, and format "nvfp4_fp8" of `jitquant.nn.report` for the
-    loss of accuracy. Without kernels for it, PyTorch multiplies the same numbers, which saves
-    neither memory nor time.
+    loss of accuracy. The result is rounded to bf16, and once more with ``residual`` or for another
+    dtype. Without kernels for it, PyTorch multiplies the same numbers in bf16 and rounds alike,
+    which saves neither memory nor time.
 
     The weight has no gradient. The input has the gradient of a product with the dequantized weight
     (``dx = dy @ W``), so layers before this one and adapters can be trained.
