@@ -158,12 +158,17 @@ class NVFP4TrainingLinear(nn.Linear):
         dx = dy (1x16 along N, stochastic)          @ W (16x16)
         dW = dy.T (RHT, 1x16 along M, stochastic)   @ x.T (RHT, 1x16 along M).T
 
-    It is meant for studying FP4 training on GPUs without FP4 tensor cores: codes times scales are
-    exact in bf16, and sums are fp32. So a product has the numerics of FP4 tensor cores at the speed
-    of bf16, plus the time for quantization. Products are those of `jitquant.nvfp4_linear` on
-    compute capability 9.0 and of scaled_mm from 10.0 on. Backward keeps the NVFP4 transposes of x
-    and of the weight. Parameters may be fp32, with or without autocast; each forward quantizes them
-    directly.
+    Products have the numerics of FP4 tensor cores on every device, so FP4 training can be studied
+    without them: codes times scales are exact in bf16, and sums are fp32.
+
+    - From compute capability 10.0 on, ``torch.nn.functional.scaled_mm`` multiplies on FP4 tensor
+      cores, if rows, in_features and out_features are multiples of 32.
+    - On 9.0, `jitquant.nvfp4_linear` multiplies at the speed of bf16, if they are multiples of 64.
+    - On 8.x, and elsewhere for other sizes, operands are dequantized for a product in bf16 beyond
+      64 rows, and `jitquant.nvfp4_linear` multiplies up to 64.
+
+    Quantization takes time on top. Backward keeps the NVFP4 transposes of x and of the weight.
+    Parameters may be fp32, with or without autocast; each forward quantizes them directly.
 
     Random bytes come from `rng_state`, int64 [seed, offset] on the device, a buffer that is not in
     the state_dict. Each forward adds 1 to the offset, so each replay of a captured graph uses new
