@@ -2,9 +2,12 @@
 
 sglang calls `register` in each of its processes, through the entry point "jitquant" of
 ``sglang.srt.plugins``; installing both packages is enough. ``SGLANG_PLUGINS`` without "jitquant"
-turns it off. ``JITQUANT_COMPUTE=fp8`` multiplies 256 rows and more of linears in FP8. Experts with
-another activation than ``silu(gate) * up``, and those of servers with LoRA, keep sglang's kernels.
-Written for sglang 0.5.23.
+turns it off. ``JITQUANT_COMPUTE=fp8`` multiplies 256 rows and more of linears in FP8. Written for
+sglang 0.5.23.
+
+Experts keep sglang's kernels if they have another activation than ``silu(gate) * up``, a limit of
+it or biases, sizes that are not multiples of 64, more than 1024 experts or more than 64 for a
+token, or if the server has LoRA.
 """
 
 from __future__ import annotations
