@@ -5,19 +5,10 @@ from __future__ import annotations
 import os
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from jitquant.formats import COMPUTES, Compute, one_of
 from jitquant.nn._nvfp4_mm import nvfp4_mm_bytes
-
-HOPPER = (9, 0)
-"""The compute capability whose products the plug-ins replace."""
-
-
-def is_hopper(device: torch.device) -> bool:
-    """Whether a device has compute capability 9.0."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
 
 
 def compute() -> Compute:

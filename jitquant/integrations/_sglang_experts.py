@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitquant.integrations._engines import is_hopper
+from jitquant.nn._matmul import is_hopper
 from jitquant.ops.experts import EXPERTS, MOST_EXPERTS, MOST_TOP_K
 
 _TILE = 64  # sizes are multiples of it where weights are decoded once for many rows

@@ -26,7 +26,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4Stat
 from vllm.platforms import current_platform
 
 from jitquant.formats import NVFP4_BLOCK
-from jitquant.integrations._engines import HOPPER
+from jitquant.nn._matmul import HOPPER
 from jitquant.nn.experts import NVFP4Experts, SwiGLUExperts
 
 Shape = tuple[int, ...]

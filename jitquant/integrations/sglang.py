@@ -21,9 +21,10 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from torch import Tensor, nn
 
 from jitquant.integrations import _sglang_experts as of_experts
-from jitquant.integrations._engines import compute, is_hopper, product
+from jitquant.integrations._engines import compute, product
 from jitquant.loader import NvccNotFoundError
 from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.nn._matmul import is_hopper
 
 COMPUTE = compute()
 _LOGGER = logging.getLogger(__name__)

@@ -20,9 +20,10 @@ from vllm.model_executor.kernels import linear
 from vllm.model_executor.kernels.linear import NvFp4LinearKernel, register_linear_kernel
 from vllm.platforms import PlatformEnum, current_platform
 
-from jitquant.integrations._engines import HOPPER, compute, product
+from jitquant.integrations._engines import compute, product
 from jitquant.loader import NvccNotFoundError
 from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.nn._matmul import HOPPER
 
 _LOGGER = logging.getLogger(__name__)
 

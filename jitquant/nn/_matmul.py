@@ -25,17 +25,33 @@ Each size is what one of the three products of a layer sums over, and scaled_mm 
 with multiples of 128 alone.
 """
 
+HOPPER = (9, 0)
+"""The compute capability with warpgroup products."""
+
 
 @functools.cache
 def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
-def major(device: torch.device) -> int:
-    """Of a CUDA device's compute capability; 0 for all else."""
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability of a CUDA device; (0, 0) for all else."""
     if device.type != "cuda" or torch.version.cuda is None:
-        return 0
-    return _capability(torch.cuda.current_device() if device.index is None else device.index)[0]
+        return 0, 0
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if torch.compiler.is_compiling():  # Dynamo warns of functions with a cache
+        return torch.cuda.get_device_capability(index)
+    return _capability(index)
+
+
+def major(device: torch.device) -> int:
+    """The first number of `capability`."""
+    return capability(device)[0]
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Whether a device has compute capability 9.0."""
+    return capability(device) == HOPPER
 
 
 def has_fp8_blockwise(device: torch.device) -> bool:

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK, SCALE_DTYPE
 from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._grouped import grouped_linear
+from jitquant.nn._matmul import is_hopper
 from jitquant.nn._rounding import WeightRounding, quantized_weights
 from jitquant.nn._weights import WeightCache
 from jitquant.nn.float8 import multiply
@@ -422,8 +423,7 @@ class NVFP4Experts(Experts, QuantizedModule):
 
     def _is_tiled(self, x: Tensor) -> bool:
         """Whether `jitquant.nvfp4_experts` decodes weights once for many rows."""
-        hopper = x.is_cuda and torch.cuda.get_device_capability(x.device) == (9, 0)
-        return hopper and all(cols % 64 == 0 for cols in self.columns.values())
+        return is_hopper(x.device) and all(cols % 64 == 0 for cols in self.columns.values())
 
     def _project(self, name: str, x: Tensor, ends: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():

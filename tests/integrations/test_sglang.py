@@ -253,14 +253,6 @@ def test_other_experts_keep_marlin(
     assert called[1][2]["num_bits"] == 4
 
 
-def test_is_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda", 0)
-    assert not plugin.is_hopper(torch.device("cpu"))
-    for capability, is_it in (((9, 0), True), ((8, 0), False), ((10, 0), False)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
-        assert plugin.is_hopper(cuda) == is_it
-
-
 def test_without_a_compiler_sglangs_own_stay(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

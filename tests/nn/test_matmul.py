@@ -171,3 +171,28 @@ def test_opcheck() -> None:
     a, b = fp8_operands(128, 256, 128)
     parts = (a.data, a.stored_scales, b.data, b.stored_scales, 128, "float32", torch.bfloat16)
     torch.library.opcheck(torch.ops.jitquant.fp8_mm.default, parts, test_utils=checks)
+
+
+def test_is_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert not _matmul.is_hopper(torch.device("cpu"))
+    for found, is_it in (((9, 0), True), ((8, 0), False), ((10, 0), False)):
+        monkeypatch.setattr(_matmul, "_capability", lambda _, found=found: found)
+        assert _matmul.is_hopper(cuda) is is_it
+        assert _matmul.major(cuda) == found[0]
+    monkeypatch.setattr(torch.version, "cuda", None)  # ROCm
+    assert _matmul.capability(cuda) == (0, 0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_is_hopper_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    torch.compiler.reset()
+
+    def f(x: Tensor) -> Tensor:
+        return x + 1 if _matmul.is_hopper(torch.device("cuda", 0)) else x
+
+    assert torch.compile(f, fullgraph=True, backend="eager")(torch.zeros(1)) == 1
+    torch.compiler.reset()
