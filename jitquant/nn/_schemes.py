@@ -148,9 +148,11 @@ def _rows(weight: Tensor, *_: object) -> dict[str, Tensor]:
 
 
 def _int8(weight: Tensor, *_: object) -> dict[str, Tensor]:
+    # compressed-tensors divides by amax / 127; quantize_fp8 multiplies by 127 / amax, which rounds
+    # some elements at half of the amax, of which bf16 has many, the other way.
     values = weight.float()
     scale = values.abs().amax(1, keepdim=True).div_(_INT8_MAX).clamp_(min=GROUP_EPS_MIN)
-    codes = values.div_(scale).round_().clamp_(-_INT8_MAX, _INT8_MAX)
+    codes = (values / scale).round_().clamp_(-_INT8_MAX, _INT8_MAX)
     return {"weight": codes.to(torch.int8), "weight_scale": scale}
 
 

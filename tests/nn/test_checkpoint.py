@@ -183,6 +183,28 @@ def test_rows_are_quantized_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert all(torch.equal(one[n].view(torch.uint8), other[n].view(torch.uint8)) for n in one)
 
 
+@pytest.mark.parametrize("format", SCHEMES)
+def test_a_weight_is_only_read(format: str) -> None:
+    scheme, weight = SCHEMES[format], randn(128, 128, dtype=torch.float32)
+    before = weight.clone()
+    scheme.quantize(weight, torch.tensor([0.01]) if scheme.has_gsa else None)
+    assert torch.equal(weight, before)
+
+
+def test_int8_is_that_of_compressed_tensors() -> None:
+    """Also halfway between two codes, where half of the amax is."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.quantization import QuantizationArgs, quantize
+
+    weight = randn(256, 64)
+    weight[:, 1] = weight.abs().amax(1) / 2
+    got = SCHEMES["int8"].quantize(weight, None)
+    how = QuantizationArgs(**SCHEMES["int8"].weights)
+    zero = torch.zeros_like(got["weight_scale"], dtype=torch.int8)
+    want = quantize(weight.float(), got["weight_scale"], zero, how, dtype=torch.int8)
+    assert torch.equal(got["weight"], want)
+
+
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "fp8_block"])
 def test_parts_are_quantized_side_by_side(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bytes as one after another; PyTorch has its threads again, whatever happens."""
