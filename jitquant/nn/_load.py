@@ -53,8 +53,8 @@ def load_compressed_tensors(
       quantize them.
     - MXFP4: `MXFP4Linear`.
     - FP8 in 128x128 blocks: `Float8BlockwiseLinear` with the dequantized weight.
-    - Experts: `NVFP4Experts`, which also has the values of experts in MXFP4, and
-      `Float8BlockwiseExperts`.
+    - Experts in NVFP4 or MXFP4: `NVFP4Experts`; MXFP4 values are kept exactly. Experts in FP8 in
+      128x128 blocks: `Float8BlockwiseExperts`.
 
     Everything else is loaded unchanged. Calibrated input scales become ``input_gsa``; experts of a
     layer share the largest of theirs.
