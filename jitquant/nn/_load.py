@@ -604,7 +604,7 @@ def _files(directory: Path) -> list[Path]:
     whole = directory / "model.safetensors"
     if not whole.is_file():
         raise FileNotFoundError(
-            f"directory: expected a folder with {whole.name} or {INDEX}, got {directory}, which has "
-            "neither"
+            f"directory: expected a folder with {whole.name} or {INDEX}, got {directory}, which "
+            "has neither"
         )
     return [whole]
