@@ -30,7 +30,7 @@ OTHERS = ("80", "120a")
 """Beside those, so that every choice of the preprocessor is compiled."""
 ALIKE = {"quantize_nvfp4.cu": ("86", "103a", "110a", "121a"), "quantize_block.cu": ("89",)}
 """Those that take each choice as another one does, for which one file will do."""
-QUICK = {"quantize_nvfp4"}
+QUICK = {"amax_gsa"}
 """Of the modules, those that are not left to --all: nvcc takes ten to thirty seconds for one."""
 ALIASES = {
     "fused_amax_quantize": ["deinterleave_quantize_from_buffer", "quantize_nvfp4_from_buffer"]
