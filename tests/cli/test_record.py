@@ -174,6 +174,6 @@ def test_a_server_that_is_stopped_leaves_its_manifest(tmp_path: Path, number: in
             os.killpg(process.pid, number)  # as a terminal does
         else:
             process.send_signal(number)
-        assert process.wait(60) != 0
+        assert process.wait(300) != 0
     (module,) = json.loads(manifest.read_text())["modules"]
     assert module["name"] == "plain"

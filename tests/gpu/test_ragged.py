@@ -340,8 +340,8 @@ def test_segments_beyond_2_to_the_31_elements(
     for i, window in enumerate(windows):
         x[window] = randn(4, cols, scale=3.0**i)
     short = near(x).cpu()
-    far_at = cols * torch.tensor([0, 1, rows - 2, rows])
-    near_at = cols * torch.tensor([0, 1, 10, 12])
+    far_at = torch.tensor([0, 1, rows - 2, rows])
+    near_at = torch.tensor([0, 1, 10, 12])
     scale = torch.tensor([2.0, 7.0, 0.3]) if given else None
     acts: list[dict[str, Tensor]] = [{}, {}]
     options: dict[str, Any] = {}
@@ -360,8 +360,9 @@ def test_segments_beyond_2_to_the_31_elements(
         torch.testing.assert_close(got[3].cpu(), want[3], rtol=1e-5, atol=1e-4)
         return
     back = OPS["dequantize_ragged_nvfp4"]
-    values = back.compiled().default(*got[:3], far_at.cuda(), numel=x.numel())
-    (expected,) = back.reference(*want[:3], near_at, numel=short.numel())
+    each = {"row_size": cols}
+    values = back.compiled().default(*got[:3], far_at.cuda(), numel=x.numel(), **each)
+    (expected,) = back.reference(*want[:3], near_at, numel=short.numel(), **each)
     same([near(values)], [expected.reshape(short.shape)])
     assert int(values.count_nonzero()) == int(expected.count_nonzero())
 
