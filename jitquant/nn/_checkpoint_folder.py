@@ -114,6 +114,7 @@ def _read(state: Path) -> dict[str, Any] | None:
 def keep(
     partial: Path, what: dict[str, Any], done: Mapping[str, str], in_fp8: Sequence[str] | None
 ) -> None:
+    """Writes what `begin` reads, by one rename."""
     beside = partial / f"{_STATE}.tmp"
     state = {"what": what, "done": done, "in_fp8": in_fp8}
     beside.write_text(json.dumps(state), encoding="utf-8")
@@ -121,6 +122,11 @@ def keep(
 
 
 def check_space(folder: Path, needed: int) -> None:
+    """Checks that a disk has room for ``needed`` bytes.
+
+    Raises:
+        OSError: it has not (ENOSPC).
+    """
     free = shutil.disk_usage(folder).free
     if free < needed + _SPARE:
         raise OSError(

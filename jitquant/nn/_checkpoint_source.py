@@ -238,6 +238,11 @@ def is_embedding(module: str) -> bool:
 
 
 def check_model(config: Mapping[str, Any]) -> None:
+    """Checks that the matrices of a model can be quantized.
+
+    Raises:
+        ValueError: they are transposed, or quantized by a method that is not read.
+    """
     kind = config.get("model_type")
     if kind in _CONV1D:
         raise ValueError(

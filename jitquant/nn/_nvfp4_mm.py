@@ -291,6 +291,13 @@ def quantized_bytes(
     return codes, scales, gsa
 
 
+def evenly_spaced(x: Tensor) -> Tensor:
+    """``x`` (..., K), or a copy, with rows at one distance from each other, as products take it."""
+    rows = x.reshape(-1, x.shape[-1])
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    return rows.view(x.shape)
+
+
 Operand = tuple[Tensor, Tensor | None, Tensor | None, str]
 """Codes as uint8, block scales, gsa and the layout of the scales; or values, None, None, any."""
 

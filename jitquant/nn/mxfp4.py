@@ -12,7 +12,7 @@ from torch.nn import functional
 from jitquant.formats import INPUT_DTYPES, MXFP4_BLOCK, MXFP4_SCALINGS, Mxfp4Scaling, one_of
 from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._matmul import output_dtype
-from jitquant.nn._nvfp4_mm import nvfp4_mm_bytes
+from jitquant.nn._nvfp4_mm import evenly_spaced, nvfp4_mm_bytes
 from jitquant.ops.recipes import dequantize_mxfp4, quantize_mxfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
@@ -239,10 +239,8 @@ class MXFP4Linear(QuantizedModule):
         if scale is None or gsa is None or x.dtype == torch.float32 or x.numel() == 0:
             bias = None if bias is None else bias.to(x.dtype)
             return functional.linear(x, self.dequantize(x.dtype), bias)
-        rows = x.reshape(-1, self.in_features)  # at one distance, or copied
-        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
         weight = (self.weight_packed, scale, gsa, "linear")
-        values = (rows.view(x.shape), None, None, "linear")
+        values = (evenly_spaced(x), None, None, "linear")
         return nvfp4_mm_bytes(values, weight, bias, None, x.dtype)
 
 

@@ -31,7 +31,13 @@ from jitquant.formats import (
 from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._linear import check_columns, check_dtype, check_linear
 from jitquant.nn._matmul import has_microscaling, is_exporting, output_dtype
-from jitquant.nn._nvfp4_mm import Operand, nvfp4_mm, nvfp4_mm_bytes, quantized_bytes
+from jitquant.nn._nvfp4_mm import (
+    Operand,
+    evenly_spaced,
+    nvfp4_mm,
+    nvfp4_mm_bytes,
+    quantized_bytes,
+)
 from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 from jitquant.ops.nvfp4 import quantize_nvfp4, quantize_weight_nvfp4
@@ -373,9 +379,7 @@ class NVFP4Linear(QuantizedModule):
                     f"x: expected bfloat16 or float16 with weight_only, got {x.dtype}. Convert it "
                     "with .to(), or use autocast"
                 )
-            rows = x.reshape(-1, self.in_features)  # at one distance, or copied
-            rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-            return self._run(rows.view(x.shape), dtype, residual, out)
+            return self._run(evenly_spaced(x), dtype, residual, out)
         x = x if x.stride(-1) == 1 else x.contiguous()
         if is_exporting() and self.process_group is None:
             how = (self.granularity, self.recipe, self.input_select, self.scale_layout)
