@@ -133,6 +133,9 @@ def main(name: str, device: str = "cuda:1") -> None:
             torch.cuda.synchronize(device)
         for a, b in zip(got, expected, strict=True):
             assert str(a.device) == device, f"turn {turn}: a result is on {a.device}"
+            if b.dtype == torch.float32:  # amaxes and scales: SwiGLU's exp differs in the last bits
+                torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=0, equal_nan=True)
+                continue
             a, b = (t.contiguous().view(torch.uint8) for t in (a.cpu(), b))
             differ = (a != b).float().mean().item()
             assert differ < 0.01, f"turn {turn}: {differ:.1%} of a result's bytes differ"

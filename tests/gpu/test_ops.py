@@ -33,7 +33,7 @@ def _agree(sample: Sample, got: tuple[Tensor, ...], expected: tuple[Tensor, ...]
         # How many maxima there are is the device's affair, what the largest is is not.
         got, expected = ((t[0].amax().reshape(1), t[1]) for t in (got, expected))
     if OPS[sample.op].results == ("maxima",):
-        got, expected = ((t[0].amax(dim=-1),) for t in (got, expected))
+        got, expected = ((t[0].amax(dim=-1, keepdim=True),) for t in (got, expected))
     if sample.exact:
         same(got, expected, what=str(sample))
         return
@@ -231,8 +231,9 @@ def test_bad_arguments_say_what_they_say_on_the_cpu() -> None:
     x = randn(4, 64).cuda()
     with pytest.raises(ValueError, match=r"gsa.*cpu.*cuda"):
         jitquant.quantize_nvfp4(x, torch.ones(1))
-    with pytest.raises(ValueError, match=r"contiguous\(\)"):
-        jitquant.quantize_nvfp4(x.T)
+    with pytest.raises(ValueError, match=r"residual: expected a contiguous last dimension"):
+        residual = torch.zeros(64, 4, device="cuda").T
+        jitquant.rmsnorm_quantize_nvfp4(x, torch.ones(64, device="cuda"), residual=residual)
     with pytest.raises(TypeError, match="bfloat16"):
         jitquant.quantize_nvfp4(x.int())
 
