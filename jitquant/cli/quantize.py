@@ -45,13 +45,17 @@ class FileLayout(str, Enum):
 
     compressed_tensors = "compressed-tensors"
     modelopt = "modelopt"
+    gpt_oss = "gpt-oss"
 
 
 def quantize(
     model: Annotated[Path, typer.Argument(help="A folder with config.json and *.safetensors.")],
     out: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")],
     format: Annotated[Format, typer.Option("--format", "-f")] = Format.nvfp4a16,
-    layout: Annotated[FileLayout, typer.Option("--layout")] = FileLayout.compressed_tensors,
+    layout: Annotated[
+        FileLayout,
+        typer.Option(help="Names in the files: modelopt is for nvfp4, gpt-oss for mxfp4."),
+    ] = FileLayout.compressed_tensors,
     targets: Annotated[
         list[str] | None,
         typer.Option(help="all, attention, mlp, experts; or names, patterns, re:... (repeat)."),

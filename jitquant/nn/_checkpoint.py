@@ -31,7 +31,8 @@ from jitquant.nn._schemes import SCHEMES
 from jitquant.nn._targets import FUSED_LAYERS, as_families, as_patterns
 
 Format = Literal["nvfp4", "nvfp4a16", "fp8_block", "fp8_row", "int8", "mxfp4"]
-FileLayout = Literal["compressed-tensors", "modelopt"]
+FileLayout = Literal["compressed-tensors", "modelopt", "gpt-oss"]
+_FORMAT_OF = {"modelopt": "nvfp4", "gpt-oss": "mxfp4"}
 
 
 def quantize_checkpoint(
@@ -60,8 +61,8 @@ def quantize_checkpoint(
     the same call resumes after the last finished file.
 
     Reads weights in bfloat16, float16 and float32, in FP8 blocks (DeepSeek's ``weight_scale_inv``)
-    and in MXFP4 (experts of gpt-oss, which are written as one matrix each). Tensors that keep their
-    format are copied bit for bit.
+    and in MXFP4 (experts of gpt-oss, which are written as one matrix each, or together with layout
+    "gpt-oss"). Tensors that keep their format are copied bit for bit.
 
     Args:
         source: a folder with config.json and safetensors files.
@@ -69,7 +70,8 @@ def quantize_checkpoint(
         format: "nvfp4": weights and activations; "nvfp4a16": only weights; "fp8_block": 128x128;
             "fp8_row" and "int8": a scale for each output feature; "mxfp4": only weights, which
             sglang 0.5.23 reads in experts alone.
-        layout: "compressed-tensors", or "modelopt" for "nvfp4".
+        layout: "compressed-tensors"; "modelopt" for "nvfp4"; "gpt-oss" for "mxfp4", which has the
+            experts of gpt-oss in MXFP4, as OpenAI published them, and all else as it is.
         targets, ignore, fused_layers: as for `convert`. Embeddings are never quantized.
         rounding: of weights to NVFP4, as for `convert`: "nearest", "4over6", "mse" or "gptq".
         calibration: from `calibrate`, or a file from `Calibration.save`, with the names of the
@@ -96,9 +98,11 @@ def quantize_checkpoint(
         OSError: the disk is full.
     """
     one_of("format", format, tuple(SCHEMES))
-    one_of("layout", layout, ("compressed-tensors", "modelopt"))
-    if layout == "modelopt" and format != "nvfp4":
-        raise ValueError(f"format: expected 'nvfp4' with layout 'modelopt', got {format!r}")
+    one_of("layout", layout, ("compressed-tensors", *_FORMAT_OF))
+    if format != _FORMAT_OF.get(layout, format):
+        raise ValueError(
+            f"format: expected {_FORMAT_OF[layout]!r} with layout {layout!r}, got {format!r}"
+        )
     if calibration is not None and not isinstance(calibration, Calibration):
         calibration = Calibration.load(calibration)
     _check_accuracy(format, layout, rounding, calibration, fp8_share)

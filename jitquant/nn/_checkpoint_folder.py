@@ -22,6 +22,13 @@ SUMS = "SHA256SUMS"
 _STATE = "progress.json"
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".tmp")
 _SPARE = 64 << 20  # bytes that are left free
+_NOT_IN_MXFP4 = (
+    "model.layers.*.self_attn",
+    "model.layers.*.mlp.router",
+    "model.embed_tokens",
+    "lm_head",
+)
+"""As in openai/gpt-oss-20b, word for word: some readers compare the list."""
 
 
 def begin(
@@ -169,6 +176,8 @@ def _config(work: Work) -> dict[str, Any]:
             "kv_cache_scheme": None,
             "ignore": work.ignored,
         }
+    if work.layout == "gpt-oss":
+        return {"modules_to_not_convert": list(_NOT_IN_MXFP4), "quant_method": "mxfp4"}
     layers: dict[str, FileScheme] = {}
     for name in work.quantized:
         scheme = work.scheme_of(name)

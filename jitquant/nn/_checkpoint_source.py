@@ -52,6 +52,11 @@ class Matrix(NamedTuple):
     expert: int = 0
     rows: slice = slice(None)
 
+    @property
+    def is_stacked(self) -> bool:
+        """Whether it is of an expert, in one tensor with the others, as in gpt-oss."""
+        return self.source in ("mxfp4", "stack")
+
 
 class Source:
     """The tensors of a folder by name, read one at a time."""
@@ -205,6 +210,11 @@ class Source:
             and len(entry.shape) == 3
             and entry.dtype in INPUT_DTYPES
         )
+
+    def is_mxfp4(self, name: str) -> bool:
+        """Whether a tensor has the codes or scales of experts in gpt-oss's layout."""
+        base = name.removesuffix("_blocks").removesuffix("_scales")
+        return base != name and {f"{base}_blocks", f"{base}_scales"} <= self.map.keys()
 
     def is_scale(self, name: str) -> bool:
         """Whether a tensor is a scale that is read together with its weight."""

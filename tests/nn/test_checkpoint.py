@@ -362,6 +362,74 @@ def test_gpt_oss_in_bf16(targets: str, tmp_path: Path) -> None:
     assert f"{at}.mlp.experts.gate_up_proj" not in found
 
 
+def of_gpt_oss(path: Path, shards: int = 3) -> Path:
+    made = {}
+    for i in range(2):
+        at = f"model.layers.{i}.mlp"
+        made[f"{at}.experts.gate_up_proj"] = randn(3, HIDDEN, 2 * INNER, seed=i)
+        made[f"{at}.experts.gate_up_proj_bias"] = randn(3, 2 * INNER, seed=i + 2)
+        made[f"{at}.experts.down_proj"] = randn(3, INNER, HIDDEN, seed=i + 4)
+        made[f"{at}.experts.down_proj_bias"] = randn(3, HIDDEN, seed=i + 6)
+        made[f"{at}.router.weight"] = randn(3, HIDDEN, seed=i + 8)
+    return folder(path, made, shards, model_type="gpt_oss")
+
+
+def test_the_layout_of_gpt_oss_is_refused_before_the_work(tmp_path: Path) -> None:
+    def refused(match: str, source: Path, **how: Any) -> None:
+        with pytest.raises(ValueError, match=match):
+            quantize_checkpoint(source, tmp_path / "out", **{**in_layout, **how})
+        assert not (tmp_path / "out.partial").exists()
+
+    in_layout: dict[str, Any] = {"format": "mxfp4", "layout": "gpt-oss"}
+    source = of_gpt_oss(tmp_path / "in")
+    refused("format: expected 'mxfp4' with layout 'gpt-oss', got 'int8'", source, format="int8")
+    refused(
+        r"targets and ignore: .* got model\.layers\.1\.mlp\.experts\.2\.up_proj left out: named in",
+        source,
+        ignore="*.1.*.2.up_proj",
+    )
+    refused(
+        "layers.0.mlp.experts.0.gate_proj left out: none of targets", source, targets="mlp.router"
+    )
+    other = folder(tmp_path / "llama", tensors())
+    refused(
+        "layout: expected a model with experts as gpt-oss has them .* with 'gpt-oss', got 'llama' "
+        "without them. Take layout 'compressed-tensors'",
+        other,
+    )
+    made = {"model.layers.0.mlp.experts.down_proj": randn(2, 48, 64)}
+    odd = folder(tmp_path / "odd", made, 1, model_type="gpt_oss")
+    refused("0.down_proj left out: its 48 columns are not a multiple of 32", odd)
+
+
+def test_a_killed_call_in_the_layout_of_gpt_oss_goes_on(tmp_path: Path) -> None:
+    source = of_gpt_oss(tmp_path / "in")
+    how: dict[str, Any] = {"format": "mxfp4", "layout": "gpt-oss", "device": "cpu"}
+    quantize_checkpoint(source, tmp_path / "whole", **how)
+    last = "model-00003-of-00003.safetensors"
+
+    def kill(read: int, total: int, file: str) -> None:
+        if file == last:
+            raise Killed
+
+    with pytest.raises(Killed):
+        quantize_checkpoint(source, tmp_path / "out", progress=kill, **how)
+    seen: list[str] = []
+    quantize_checkpoint(source, tmp_path / "out", progress=lambda *at: seen.append(at[2]), **how)
+    assert set(seen) == {last}
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_an_expert_with_nan_in_the_layout_of_gpt_oss(tmp_path: Path) -> None:
+    source = of_gpt_oss(tmp_path / "in", 1)
+    made = load_file(source / "model.safetensors")
+    made["model.layers.1.mlp.experts.down_proj"][2, 3, 4] = torch.nan
+    save_file(made, source / "model.safetensors")
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.experts\.down_proj in .* Get the file"):
+        quantize_checkpoint(source, tmp_path / "out", format="mxfp4", layout="gpt-oss")
+
+
 def test_experts_of_another_layout_are_named(tmp_path: Path) -> None:
     stack = {"model.layers.0.feed_forward.experts.gate_up_proj": randn(2, 64, 64)}
     plain = {"model.layers.0.self_attn.q_proj.weight": randn(64, 64)}
@@ -669,7 +737,8 @@ def test_the_reader_and_the_writer(tmp_path: Path) -> None:
     ):
         writer.write("codes", made["codes"])
     for name, tensor in made.items():
-        writer.write(name, tensor)
+        for part in tensor.split(1) if name == "codes" else [tensor]:
+            writer.write(name, part)
     digest = writer.close()
     assert hashlib.sha256((tmp_path / "x").read_bytes()).hexdigest() == digest
     read, entries = load_file(tmp_path / "x"), read_header(tmp_path / "x")
