@@ -155,7 +155,7 @@ def finish(source: Source, work: Work, folder: Path, done: Mapping[str, str]) ->
     if work.layout == "modelopt":
         _write_json(folder / "hf_quant_config.json", _modelopt(work))
     names = {n: file for file, made in work.outputs.items() for _, parts in made for n in parts}
-    if (source.directory / INDEX).is_file():
+    if (source.directory / INDEX).is_file() or len(work.outputs) > 1:
         total = work.bytes_after({})
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
     sums = dict(done)

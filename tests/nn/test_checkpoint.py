@@ -612,6 +612,34 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
         quantize_checkpoint(source, tmp_path / "out")
 
 
+def test_a_folder_without_an_index(tmp_path: Path) -> None:
+    """Its files are read if none is missing, and the result has an index, which readers need."""
+    source = folder(tmp_path / "in", tensors())
+    index = source / "model.safetensors.index.json"
+    quantize_checkpoint(source, tmp_path / "with", device="cpu")
+    index.unlink()
+    quantize_checkpoint(source, tmp_path / "without", device="cpu")
+    for path in (tmp_path / "with").iterdir():
+        assert (tmp_path / "without" / path.name).read_bytes() == path.read_bytes()
+    (source / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"expected 3 files .* has no model-00002-"):
+        quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    save_file(tensors(torch.float16), source / "model.safetensors")  # comes before all others
+    done = quantize_checkpoint(source, tmp_path / "whole", device="cpu")
+    assert [*done.files] == ["model.safetensors"]
+    assert done.elements == sum(t.numel() for t in tensors().values())
+    assert not (tmp_path / "whole" / "model.safetensors.index.json").exists()
+
+
+def test_a_tensor_in_two_files(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    for name in ("a", "b"):
+        folder(source, {"up.weight": randn(64, 64)}, 1)
+        (source / "model.safetensors").rename(source / f"{name}.safetensors")
+    with pytest.raises(ValueError, match=r"up\.weight: .* got it in a\.safetensors and b\."):
+        quantize_checkpoint(source, tmp_path / "out", device="cpu")
+
+
 @pytest.mark.parametrize("load", [False, True])
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": {}}'])
