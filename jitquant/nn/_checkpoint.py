@@ -13,6 +13,7 @@ import torch
 from jitquant.formats import one_of
 from jitquant.nn._calibration import Calibration
 from jitquant.nn._checkpoint_folder import (
+    alone,
     begin,
     check_free,
     check_space,
@@ -113,7 +114,8 @@ def quantize_checkpoint(
             "measures (by name), one number for all layers such as 448, or take format 'nvfp4a16', "
             "which leaves activations as they are"
         )
-    source, out = Path(source), Path(out)
+    source, shown = Path(source), Path(out)
+    out = shown.resolve()  # a link to a folder, and ".", have no place for a name beside them
     check_free(out)
     where = _usable(
         device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
@@ -143,34 +145,35 @@ def quantize_checkpoint(
         },
     }
     if (complete := ended(out, what)) is not None:
-        work.result.path, work.result.files = out, complete[0]
+        work.result.path, work.result.files = shown, complete[0]
         work.set_fp8(complete[1] or [])
         return work.result
-    done, in_fp8 = begin(partial, what, restart)
-    check_space(partial, work.bytes_after(done))
-    if fp8_share:
-        work.set_fp8(work.lowest(fp8_share, progress) if in_fp8 is None else in_fp8)
+    with alone(partial):
+        done, in_fp8 = begin(partial, what, restart)
         check_space(partial, work.bytes_after(done))
+        if fp8_share:
+            work.set_fp8(work.lowest(fp8_share, progress) if in_fp8 is None else in_fp8)
+            check_space(partial, work.bytes_after(done))
 
-    if rounding in ("mse", "gptq"):
-        work.scan(done, progress)
+        if rounding in ("mse", "gptq"):
+            work.scan(done, progress)
 
-    def kept() -> None:
-        keep(partial, what, done, work.result.in_fp8 if fp8_share else None)
+        def kept() -> None:
+            keep(partial, what, done, work.result.in_fp8 if fp8_share else None)
 
-    try:
-        kept()
-        work.run(partial, done, kept, progress)
-        finish(files, work, partial, done)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise OSError(
-                errno.ENOSPC,
-                f"no space left for {partial}; free some, and the same call goes on from here",
-            ) from error
-        raise
-    end(partial, out)
-    work.result.path, work.result.files = out, dict(done)
+        try:
+            kept()
+            work.run(partial, done, kept, progress)
+            finish(files, work, partial, done)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise OSError(
+                    errno.ENOSPC,
+                    f"no space left for {partial}; free some, and the same call goes on from here",
+                ) from error
+            raise
+        end(partial, out)
+    work.result.path, work.result.files = shown, dict(done)
     return work.result
 
 

@@ -545,6 +545,46 @@ def test_kill_9_at_every_step(tmp_path: Path) -> None:
         assert {path.name: path.read_bytes() for path in out.iterdir()} == want, i
 
 
+def test_two_calls_at_a_time(tmp_path: Path) -> None:
+    """The second would write to the files of the first."""
+    source = folder(tmp_path / "in", tensors())
+    refused = 0
+
+    def again(*_: Any) -> None:
+        nonlocal refused
+        for restart in (False, True):
+            with pytest.raises(FileExistsError, match=r"out\.partial: .* Wait until it ends"):
+                quantize_checkpoint(source, tmp_path / "out", restart=restart)
+            refused += 1
+
+    quantize_checkpoint(source, tmp_path / "out", progress=again)
+    assert refused
+    quantize_checkpoint(source, tmp_path / "alone")
+    for path in (tmp_path / "alone").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_where_the_result_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Links and "." mean the folders that they lead to, which are empty or not there yet."""
+    source = folder(tmp_path / "in", tensors(), 1)
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "none"):
+        (tmp_path / f"to-{name}").symlink_to(tmp_path / name)
+        quantize_checkpoint(source, tmp_path / f"to-{name}")
+        assert (tmp_path / name / "SHA256SUMS").is_file()
+        assert (tmp_path / f"to-{name}").is_symlink()
+    (tmp_path / "here").mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path / "here")
+        quantize_checkpoint(source, ".")
+    assert (tmp_path / "here" / "SHA256SUMS").is_file()
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr("os.path.ismount", lambda path: Path(path).name == "disk")
+    with pytest.raises(FileExistsError, match=r"where a disk is mounted\. Give a folder in"):
+        quantize_checkpoint(source, tmp_path / "disk")
+    assert not [*tmp_path.glob("*.partial")]
+
+
 def test_a_call_that_was_killed_at_the_very_end(tmp_path: Path) -> None:
     """With its name, but with what tells an unfinished call from a finished one."""
     source = folder(tmp_path / "in", tensors(), 1)
