@@ -161,7 +161,11 @@ def _amaxes(given: str | None) -> Any:
     path = Path(given)
     if not path.is_file():
         raise ValueError(f"--input-amax: expected a number or a JSON file, got {given!r}")
-    amaxes = _json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(amaxes, dict):
-        raise ValueError(f'{path}: expected {{"layer": amax, ...}}, got another kind of JSON')
-    return amaxes
+    try:
+        amaxes = _json.loads(path.read_text(encoding="utf-8"))
+        return {name: float(amax) for name, amax in amaxes.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f'--input-amax: expected JSON such as {{"model.layers.0.mlp.up_proj": 3.5}} in {path}, '
+            f"got something else: {error}"
+        ) from error

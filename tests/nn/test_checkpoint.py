@@ -923,6 +923,15 @@ def test_the_command(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("text", ["{bad", "[1.0]", '{"a": "x"}', '{"a": null}'])
+def test_amaxes_of_the_command_that_are_broken(text: str, tmp_path: Path) -> None:
+    from jitquant.cli.quantize import _amaxes
+
+    (tmp_path / "amax.json").write_text(text)
+    with pytest.raises(ValueError, match=r"--input-amax: expected JSON such as .*amax\.json, got"):
+        _amaxes(str(tmp_path / "amax.json"))
+
+
 def test_fused_layers_of_the_command() -> None:
     from jitquant.cli.quantize import _families
 
