@@ -185,6 +185,15 @@ class Work:
 
     def _lay_out(self) -> None:
         self.outputs = {file: self._outputs(file) for file in self.source.files}
+        taken: set[str] = set()
+        for name, made in (output for outputs in self.outputs.values() for output in outputs):
+            if twice := taken & made.keys():
+                raise ValueError(
+                    "source: expected names that differ from those of quantized weights, got "
+                    f"{name} and another tensor, which both give {min(twice)}. Leave the quantized "
+                    "one out with ignore, or start from the model before quantization"
+                )
+            taken |= made.keys()
         self.result.bytes_after = self.bytes_after({})
 
     def _inputs(self, name: str) -> InputStatistics | None:

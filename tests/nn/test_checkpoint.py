@@ -671,6 +671,16 @@ def test_a_folder_without_an_index(tmp_path: Path) -> None:
     assert not (tmp_path / "whole" / "model.safetensors.index.json").exists()
 
 
+def test_names_that_quantized_weights_need(tmp_path: Path) -> None:
+    made = {"up.weight": randn(64, 64), "up.weight_scale": randn(1), "down.weight": randn(64, 64)}
+    source = folder(tmp_path / "in", made, 2)
+    with pytest.raises(ValueError, match=r"got up.* which both give up\.weight_scale\. Leave"):
+        quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    assert not [*tmp_path.glob("out*")]
+    quantize_checkpoint(source, tmp_path / "out", device="cpu", ignore="up")
+    assert torch.equal(everything(tmp_path / "out")["up.weight_scale"], made["up.weight_scale"])
+
+
 def test_a_tensor_in_two_files(tmp_path: Path) -> None:
     source = tmp_path / "in"
     for name in ("a", "b"):
