@@ -45,13 +45,17 @@ class FileLayout(str, Enum):
 
     compressed_tensors = "compressed-tensors"
     modelopt = "modelopt"
+    gpt_oss = "gpt-oss"
 
 
 def quantize(
     model: Annotated[Path, typer.Argument(help="A folder with config.json and *.safetensors.")],
     out: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")],
     format: Annotated[Format, typer.Option("--format", "-f")] = Format.nvfp4a16,
-    layout: Annotated[FileLayout, typer.Option("--layout")] = FileLayout.compressed_tensors,
+    layout: Annotated[
+        FileLayout,
+        typer.Option(help="Names in the files: modelopt is for nvfp4, gpt-oss for mxfp4."),
+    ] = FileLayout.compressed_tensors,
     targets: Annotated[
         list[str] | None,
         typer.Option(help="all, attention, mlp, experts; or names, patterns, re:... (repeat)."),
@@ -157,7 +161,11 @@ def _amaxes(given: str | None) -> Any:
     path = Path(given)
     if not path.is_file():
         raise ValueError(f"--input-amax: expected a number or a JSON file, got {given!r}")
-    amaxes = _json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(amaxes, dict):
-        raise ValueError(f'{path}: expected {{"layer": amax, ...}}, got another kind of JSON')
-    return amaxes
+    try:
+        amaxes = _json.loads(path.read_text(encoding="utf-8"))
+        return {name: float(amax) for name, amax in amaxes.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f'--input-amax: expected JSON such as {{"model.layers.0.mlp.up_proj": 3.5}} in {path}, '
+            f"got something else: {error}"
+        ) from error

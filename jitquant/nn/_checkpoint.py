@@ -13,6 +13,7 @@ import torch
 from jitquant.formats import one_of
 from jitquant.nn._calibration import Calibration
 from jitquant.nn._checkpoint_folder import (
+    alone,
     begin,
     check_free,
     check_space,
@@ -31,7 +32,8 @@ from jitquant.nn._schemes import SCHEMES
 from jitquant.nn._targets import FUSED_LAYERS, as_families, as_patterns
 
 Format = Literal["nvfp4", "nvfp4a16", "fp8_block", "fp8_row", "int8", "mxfp4"]
-FileLayout = Literal["compressed-tensors", "modelopt"]
+FileLayout = Literal["compressed-tensors", "modelopt", "gpt-oss"]
+_FORMAT_OF = {"modelopt": "nvfp4", "gpt-oss": "mxfp4"}
 
 
 def quantize_checkpoint(
@@ -60,8 +62,8 @@ def quantize_checkpoint(
     the same call resumes after the last finished file.
 
     Reads weights in bfloat16, float16 and float32, in FP8 blocks (DeepSeek's ``weight_scale_inv``)
-    and in MXFP4 (experts of gpt-oss, which are written as one matrix each). Tensors that keep their
-    format are copied bit for bit.
+    and in MXFP4 (experts of gpt-oss, which are written as one matrix each, or together with layout
+    "gpt-oss"). Tensors that keep their format are copied bit for bit.
 
     Args:
         source: a folder with config.json and safetensors files.
@@ -69,7 +71,8 @@ def quantize_checkpoint(
         format: "nvfp4": weights and activations; "nvfp4a16": only weights; "fp8_block": 128x128;
             "fp8_row" and "int8": a scale for each output feature; "mxfp4": only weights, which
             sglang 0.5.23 reads in experts alone.
-        layout: "compressed-tensors", or "modelopt" for "nvfp4".
+        layout: "compressed-tensors"; "modelopt" for "nvfp4"; "gpt-oss" for "mxfp4", which has the
+            experts of gpt-oss in MXFP4, as OpenAI published them, and all else as it is.
         targets, ignore, fused_layers: as for `convert`. Embeddings are never quantized.
         rounding: of weights to NVFP4, as for `convert`: "nearest", "4over6", "mse" or "gptq".
         calibration: from `calibrate`, or a file from `Calibration.save`, with the names of the
@@ -96,9 +99,11 @@ def quantize_checkpoint(
         OSError: the disk is full.
     """
     one_of("format", format, tuple(SCHEMES))
-    one_of("layout", layout, ("compressed-tensors", "modelopt"))
-    if layout == "modelopt" and format != "nvfp4":
-        raise ValueError(f"format: expected 'nvfp4' with layout 'modelopt', got {format!r}")
+    one_of("layout", layout, ("compressed-tensors", *_FORMAT_OF))
+    if format != _FORMAT_OF.get(layout, format):
+        raise ValueError(
+            f"format: expected {_FORMAT_OF[layout]!r} with layout {layout!r}, got {format!r}"
+        )
     if calibration is not None and not isinstance(calibration, Calibration):
         calibration = Calibration.load(calibration)
     _check_accuracy(format, layout, rounding, calibration, fp8_share)
@@ -109,7 +114,8 @@ def quantize_checkpoint(
             "measures (by name), one number for all layers such as 448, or take format 'nvfp4a16', "
             "which leaves activations as they are"
         )
-    source, out = Path(source), Path(out)
+    source, shown = Path(source), Path(out)
+    out = shown.resolve()  # a link to a folder, and ".", have no place for a name beside them
     check_free(out)
     where = _usable(
         device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
@@ -139,34 +145,35 @@ def quantize_checkpoint(
         },
     }
     if (complete := ended(out, what)) is not None:
-        work.result.path, work.result.files = out, complete[0]
+        work.result.path, work.result.files = shown, complete[0]
         work.set_fp8(complete[1] or [])
         return work.result
-    done, in_fp8 = begin(partial, what, restart)
-    check_space(partial, work.bytes_after(done))
-    if fp8_share:
-        work.set_fp8(work.lowest(fp8_share, progress) if in_fp8 is None else in_fp8)
+    with alone(partial):
+        done, in_fp8 = begin(partial, what, restart)
         check_space(partial, work.bytes_after(done))
+        if fp8_share:
+            work.set_fp8(work.lowest(fp8_share, progress) if in_fp8 is None else in_fp8)
+            check_space(partial, work.bytes_after(done))
 
-    if rounding in ("mse", "gptq"):
-        work.scan(done, progress)
+        if rounding in ("mse", "gptq"):
+            work.scan(done, progress)
 
-    def kept() -> None:
-        keep(partial, what, done, work.result.in_fp8 if fp8_share else None)
+        def kept() -> None:
+            keep(partial, what, done, work.result.in_fp8 if fp8_share else None)
 
-    try:
-        kept()
-        work.run(partial, done, kept, progress)
-        finish(files, work, partial, done)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise OSError(
-                errno.ENOSPC,
-                f"no space left for {partial}; free some, and the same call goes on from here",
-            ) from error
-        raise
-    end(partial, out)
-    work.result.path, work.result.files = out, dict(done)
+        try:
+            kept()
+            work.run(partial, done, kept, progress)
+            finish(files, work, partial, done)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise OSError(
+                    errno.ENOSPC,
+                    f"no space left for {partial}; free some, and the same call goes on from here",
+                ) from error
+            raise
+        end(partial, out)
+    work.result.path, work.result.files = shown, dict(done)
     return work.result
 
 

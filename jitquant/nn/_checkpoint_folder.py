@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +24,54 @@ SUMS = "SHA256SUMS"
 _STATE = "progress.json"
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".tmp")
 _SPARE = 64 << 20  # bytes that are left free
+_NOT_IN_MXFP4 = (
+    "model.layers.*.self_attn",
+    "model.layers.*.mlp.router",
+    "model.embed_tokens",
+    "lm_head",
+)
+"""As in openai/gpt-oss-20b, word for word: some readers compare the list."""
+
+
+@contextlib.contextmanager
+def alone(partial: Path) -> Iterator[None]:
+    """Creates the working folder, and keeps other calls out of it.
+
+    Raises:
+        FileExistsError: another call works in it.
+    """
+    partial.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(partial, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FileExistsError(
+                f"{partial}: expected no other call that works in it, got one. Wait until it ends"
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def begin(
     partial: Path, what: dict[str, Any], restart: bool
 ) -> tuple[dict[str, str], list[str] | None]:
-    """Creates the working folder, and finds what an interrupted call has finished.
+    """Finds what an interrupted call has finished in the working folder.
 
     Returns:
         The hashes of the finished files, and the names that stay in FP8, or None.
     """
     state = partial / _STATE
-    if partial.exists() and restart:
+    if restart:
         if not state.is_file() and any(partial.iterdir()):
             raise FileExistsError(
                 f"{partial}: expected the work of an unfinished call, got other files. Remove them"
             )
-        shutil.rmtree(partial)
-    if not partial.exists():
-        partial.mkdir(parents=True)
+        for left in partial.iterdir():
+            left.unlink()
     for left in partial.glob("*.tmp"):
         left.unlink()
     if not any(partial.iterdir()):  # new, or of a call that was killed before it had a state
@@ -62,8 +93,13 @@ def check_free(out: Path) -> None:
     """Checks that a folder can be written to, or may be that of a call with the same arguments.
 
     Raises:
-        FileExistsError: it is there already.
+        FileExistsError: it is there already, or a disk is mounted there.
     """
+    if os.path.ismount(out):
+        raise FileExistsError(
+            f"out: expected a folder that does not exist yet, got {out}, where a disk is mounted. "
+            f"Give a folder in it, such as {out / 'model'}"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / _STATE).is_file():
         raise _is_there(out)
 
@@ -148,7 +184,7 @@ def finish(source: Source, work: Work, folder: Path, done: Mapping[str, str]) ->
     if work.layout == "modelopt":
         _write_json(folder / "hf_quant_config.json", _modelopt(work))
     names = {n: file for file, made in work.outputs.items() for _, parts in made for n in parts}
-    if (source.directory / INDEX).is_file():
+    if (source.directory / INDEX).is_file() or len(work.outputs) > 1:
         total = work.bytes_after({})
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
     sums = dict(done)
@@ -169,6 +205,8 @@ def _config(work: Work) -> dict[str, Any]:
             "kv_cache_scheme": None,
             "ignore": work.ignored,
         }
+    if work.layout == "gpt-oss":
+        return {"modules_to_not_convert": list(_NOT_IN_MXFP4), "quant_method": "mxfp4"}
     layers: dict[str, FileScheme] = {}
     for name in work.quantized:
         scheme = work.scheme_of(name)

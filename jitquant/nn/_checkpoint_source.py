@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from jitquant.formats import CODES_PER_BYTE, E8M0_DTYPE, INPUT_DTYPES, MXFP4_BLOCK, ceil_div
-from jitquant.nn._model_folder import INDEX, read_config, read_index
+from jitquant.nn._model_folder import INDEX, WHOLE, read_config, read_index
 from jitquant.nn._safetensors import Entry, read_ahead, read_header, read_tensor
 from jitquant.numerics.recipes import dequantize_mxfp4
 from jitquant.tensors.fp8 import QuantizedTensor
@@ -52,6 +53,11 @@ class Matrix(NamedTuple):
     expert: int = 0
     rows: slice = slice(None)
 
+    @property
+    def is_stacked(self) -> bool:
+        """Whether it is of an expert, in one tensor with the others, as in gpt-oss."""
+        return self.source in ("mxfp4", "stack")
+
 
 class Source:
     """The tensors of a folder by name, read one at a time."""
@@ -60,21 +66,28 @@ class Source:
         self.directory = directory
         self.config = read_config(directory, "source")
         index = read_index(directory, "source")
-        every = (p.name for p in directory.glob("*.safetensors"))
-        names = sorted(set(every if index is None else index.values()))
+        names = _files_without_index(directory) if index is None else sorted(set(index.values()))
         if not names:
             raise FileNotFoundError(
                 f"source: expected *.safetensors, got {directory} without them. Convert other "
                 "files with transformers: model.save_pretrained(...)"
             )
         self.files: dict[str, dict[str, Entry]] = {n: read_header(directory / n) for n in names}
-        self.map = {name: file for file, entries in self.files.items() for name in entries}
         for name, file in (index or {}).items():
-            if self.map.get(name) != file:
+            if name not in self.files[file]:
                 raise ValueError(
                     f"{file}: expected {name}, which {INDEX} says it has, got a file without it. "
                     "Download it again"
                 )
+        self.map: dict[str, str] = {}
+        for file, entries in self.files.items():
+            for name in entries:
+                if name in self.map:
+                    raise ValueError(
+                        f"{name}: expected it in one file of {directory}, got it in "
+                        f"{self.map[name]} and {file}. Remove one of these files"
+                    )
+                self.map[name] = file
         self._pinned = torch.empty(0, dtype=torch.uint8)
 
     def entry(self, name: str) -> Entry:
@@ -206,12 +219,40 @@ class Source:
             and entry.dtype in INPUT_DTYPES
         )
 
+    def is_mxfp4(self, name: str) -> bool:
+        """Whether a tensor has the codes or scales of experts in gpt-oss's layout."""
+        base = name.removesuffix("_blocks").removesuffix("_scales")
+        return base != name and {f"{base}_blocks", f"{base}_scales"} <= self.map.keys()
+
     def is_scale(self, name: str) -> bool:
         """Whether a tensor is a scale that is read together with its weight."""
         if name.endswith("_scales"):
             return f"{name.removesuffix('_scales')}_blocks" in self.map
         weight = name.removesuffix("_scale_inv")
         return weight != name and weight in self.map
+
+
+def _files_without_index(directory: Path) -> list[str]:
+    """The weight files of a folder: one whole model, as transformers reads it, or else all.
+
+    Raises:
+        FileNotFoundError: one of numbered files is missing.
+    """
+    if (directory / WHOLE).is_file():  # others beside it have the same weights in another dtype
+        return [WHOLE]
+    names = sorted(path.name for path in directory.glob("*.safetensors"))
+    for name in names:
+        numbered = re.fullmatch(r"(.*-)(\d+)(-of-(\d+)\.safetensors)", name)
+        if numbered is None:
+            continue
+        start, number, rest, count = numbered.groups()
+        wanted = [f"{start}{i + 1:0{len(number)}}{rest}" for i in range(int(count))]
+        if absent := [one for one in wanted if one not in names]:
+            raise FileNotFoundError(
+                f"source: expected {int(count)} files as {name}, got {directory}, which has no "
+                f"{', '.join(absent)}. Download it again"
+            )
+    return names
 
 
 def expert_pieces(base: str) -> tuple[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from jitquant.formats import INPUT_DTYPES, NVFP4_DIVISOR
+from jitquant.formats import CODES_PER_BYTE, INPUT_DTYPES, MXFP4_BLOCK, NVFP4_DIVISOR
 from jitquant.loader.units import show_size
 from jitquant.nn._calibration import InputStatistics, lowest, output_sqnr
 from jitquant.nn._checkpoint_source import (
@@ -132,8 +132,16 @@ class Work:
         self.matrices = self.source.matrices()
         shapes = {name: matrix.shape for name, matrix in self.matrices.items()}
         done = self.result
+        if self.layout == "gpt-oss" and not any(m.is_stacked for m in self.matrices.values()):
+            raise ValueError(
+                "layout: expected a model with experts as gpt-oss has them (gate_up_proj and "
+                f"down_proj of three dimensions) with 'gpt-oss', got {config.get('model_type')!r} "
+                "without them. Take layout 'compressed-tensors'"
+            )
         for name, matrix in self.matrices.items():
             why = refusal(name, shapes, targets, ignored)
+            if why is None and self.layout == "gpt-oss" and not matrix.is_stacked:
+                why = "layout 'gpt-oss' has only experts in MXFP4"
             if why is None and matrix.shape[1] % self.scheme.columns:
                 why = f"its {matrix.shape[1]} columns are not a multiple of {self.scheme.columns}"
             if why is None:
@@ -141,6 +149,12 @@ class Work:
             else:
                 done.why[name], done.left[name] = why, math.prod(matrix.shape)
                 self.ignored.append(name)
+            if why is not None and self.layout == "gpt-oss" and matrix.is_stacked:
+                raise ValueError(
+                    "targets and ignore: expected to leave out no expert with layout 'gpt-oss', "
+                    f"which has them all in MXFP4, got {name} left out: {why}. Take layout "
+                    "'compressed-tensors'"
+                )
         if not self.quantized:
             first = next(iter(done.why.items()), None)
             raise ValueError(
@@ -171,6 +185,15 @@ class Work:
 
     def _lay_out(self) -> None:
         self.outputs = {file: self._outputs(file) for file in self.source.files}
+        taken: set[str] = set()
+        for name, made in (output for outputs in self.outputs.values() for output in outputs):
+            if twice := taken & made.keys():
+                raise ValueError(
+                    "source: expected names that differ from those of quantized weights, got "
+                    f"{name} and another tensor, which both give {min(twice)}. Leave the quantized "
+                    "one out with ignore, or start from the model before quantization"
+                )
+            taken |= made.keys()
         self.result.bytes_after = self.bytes_after({})
 
     def _inputs(self, name: str) -> InputStatistics | None:
@@ -299,12 +322,22 @@ class Work:
             made: Layout = {}
             modules = by_tensor.get(name.removesuffix("_blocks"), [])
             as_it_is = modules and self.matrices[modules[0]].source in ("plain", "stack")
-            if modules and not (as_it_is and not self.quantized.keys() & set(modules)):
+            if self.layout == "gpt-oss" and self.source.is_stack(name):
+                experts, cols, rows = entry.shape
+                groups = (experts, rows, cols // MXFP4_BLOCK)
+                blocks = (*groups, MXFP4_BLOCK // CODES_PER_BYTE)
+                made = {
+                    f"{name}_blocks": (torch.uint8, blocks),
+                    f"{name}_scales": (torch.uint8, groups),
+                }
+            elif self.layout == "gpt-oss" and self.source.is_mxfp4(name):
+                made = {name: (torch.uint8, entry.shape)}
+            elif modules and not (as_it_is and not self.quantized.keys() & set(modules)):
                 for module in modules:
                     made |= self._parts(module, self.matrices[module])
             elif self.source.is_scale(name):
                 pass
-            elif self._expert_bias(name) is not None:
+            elif self.layout != "gpt-oss" and self._expert_bias(name) is not None:
                 owner, pieces = self._expert_bias(name) or ("", ())
                 experts, size = entry.shape
                 shape = (size // len(pieces),)
@@ -373,7 +406,14 @@ class Work:
             keep()
 
     def _tensors(self, name: str, made: Layout) -> Iterator[tuple[str, Tensor]]:
-        """The tensors to write for one tensor."""
+        """The tensors to write for one tensor, large ones in parts."""
+        if self.layout == "gpt-oss" and self.source.is_stack(name):
+            yield from self._blocks(name)
+            return
+        if self.layout == "gpt-oss" and self.source.is_mxfp4(name):
+            for expert in range(self.source.entry(name).shape[0]):
+                yield name, self.source.read(name, expert).view(torch.uint8).unsqueeze(0)
+            return
         modules = dict.fromkeys(part.rpartition(".")[0] for part in made)
         if list(made) == [name] and not self._is_quantized(name):
             matrix = self.matrices.get(name.removesuffix(".weight"))
@@ -425,6 +465,23 @@ class Work:
         for part, tensor in parts.items():
             yield f"{name}.{part}", tensor
 
+    def _blocks(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        """A tensor of experts in gpt-oss's layout: the codes of one after another, then all scales.
+
+        The rows of gate and up alternate there, as they do in bfloat16.
+        """
+        experts, cols, rows = self.source.entry(name).shape
+        scales = []
+        for expert in range(experts):
+            matrix = Matrix(self.source.map[name], "stack", name, (rows, cols), expert)
+            weight = self.source.values(matrix, self.device)
+            self._amax_of(matrix, weight, "Get the file again")
+            parts = self.scheme.quantize(weight, None)
+            scales.append(parts["weight_scale"])
+            groups = (1, *scales[-1].shape)
+            yield f"{name}_blocks", parts["weight_packed"].view(*groups, -1)
+        yield f"{name}_scales", torch.stack(scales)
+
     def _gptq(self, name: str) -> NVFP4Tensor:
         """A matrix, rounded together with those that engines fuse with it."""
         if name not in self._rounded:
@@ -453,16 +510,19 @@ class Work:
         matrix = self.matrices[name]
         weight = self.source.values(matrix, self.device)
         if name not in self._maxima:
-            low, high = weight.aminmax()
-            amax = torch.maximum(-low, high).float().reshape(1)
-            if not bool(amax.isfinite()):
-                raise ValueError(
-                    f"{matrix.name} in {self.source.directory / matrix.file}: expected finite "
-                    f"weights, got NaN or infinity. Leave it out with ignore={name!r}, or get the "
-                    "file again"
-                )
-            self._maxima[name] = amax
+            way_out = f"Leave it out with ignore={name!r}, or get the file again"
+            self._maxima[name] = self._amax_of(matrix, weight, way_out)
         return weight
+
+    def _amax_of(self, matrix: Matrix, weight: Tensor, way_out: str) -> Tensor:
+        low, high = weight.aminmax()
+        amax = torch.maximum(-low, high).float().reshape(1)
+        if not bool(amax.isfinite()):
+            raise ValueError(
+                f"{matrix.name} in {self.source.directory / matrix.file}: expected finite weights, "
+                f"got NaN or infinity. {way_out}"
+            )
+        return amax
 
     def _gsa(self, name: str, weight: Tensor) -> Tensor:
         """The gsa of a matrix, whose values are given, and of those that engines fuse with it."""

@@ -23,7 +23,7 @@ from jitquant.formats import (
 from jitquant.nn._compressed_tensors import BLOCK, DYNAMIC_INPUTS, METHOD
 from jitquant.nn._convert import Conversion, attach, replace_everywhere
 from jitquant.nn._hugging_face import fill_buffers, is_pretrained, places_in_file
-from jitquant.nn._model_folder import INDEX, object_in, read_config, read_index, read_json
+from jitquant.nn._model_folder import INDEX, WHOLE, object_in, read_config, read_index, read_json
 from jitquant.nn._safetensors import read_header, safetensors_functions
 from jitquant.nn._targets import matches
 from jitquant.nn.experts import (
@@ -601,7 +601,7 @@ def _files(directory: Path) -> list[Path]:
     index = read_index(directory, "directory")
     if index is not None:
         return [directory / name for name in sorted(set(index.values()))]
-    whole = directory / "model.safetensors"
+    whole = directory / WHOLE
     if not whole.is_file():
         raise FileNotFoundError(
             f"directory: expected a folder with {whole.name} or {INDEX}, got {directory}, which "

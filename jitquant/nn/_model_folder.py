@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
 
 
 def read_json(path: Path) -> dict[str, Any]:

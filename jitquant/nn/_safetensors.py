@@ -178,6 +178,7 @@ class Writer:
         self.path, self.layout = path, dict(layout)
         self._beside = path.with_name(path.name + ".tmp")
         self._waiting = list(self.layout)
+        self._rows = 0  # that the next one has already
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         begin = 0
         for name, (dtype, shape) in self.layout.items():
@@ -198,7 +199,7 @@ class Writer:
         self._put(memoryview(struct.pack("<Q", len(text)) + text))
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """The next tensor of the layout.
+        """The next tensor of the layout, whole or some of its first dimension at a time.
 
         Raises:
             ValueError: it is another one.
@@ -208,7 +209,11 @@ class Writer:
                 f"name: expected {', '.join(self._waiting[:1]) or 'no more'}, the next tensor of "
                 f"the layout, got {name}"
             )
-        if (tensor.dtype, tuple(tensor.shape)) != self.layout[name]:
+        dtype, shape = self.layout[name]
+        size = shape[0] if shape else 0
+        rows = self._rows + (len(tensor) if tensor.dim() else 0)
+        rest = tuple(tensor.shape[1:]) == shape[1:] and tensor.dim() == len(shape)
+        if tensor.dtype != dtype or not rest or rows > size:
             raise ValueError(
                 f"{name}: expected {self.layout[name]}, as in the layout, got {tensor.dtype} "
                 f"{tuple(tensor.shape)}"
@@ -216,7 +221,10 @@ class Writer:
         values = tensor.contiguous().cpu()
         self._wait()
         self._writing = self._thread.submit(self._write, values)
-        del self._waiting[0]
+        self._rows = rows
+        if rows == size:
+            del self._waiting[0]
+            self._rows = 0
 
     def _write(self, tensor: Tensor) -> None:
         if tensor.numel() == 0:

@@ -362,6 +362,74 @@ def test_gpt_oss_in_bf16(targets: str, tmp_path: Path) -> None:
     assert f"{at}.mlp.experts.gate_up_proj" not in found
 
 
+def of_gpt_oss(path: Path, shards: int = 3) -> Path:
+    made = {}
+    for i in range(2):
+        at = f"model.layers.{i}.mlp"
+        made[f"{at}.experts.gate_up_proj"] = randn(3, HIDDEN, 2 * INNER, seed=i)
+        made[f"{at}.experts.gate_up_proj_bias"] = randn(3, 2 * INNER, seed=i + 2)
+        made[f"{at}.experts.down_proj"] = randn(3, INNER, HIDDEN, seed=i + 4)
+        made[f"{at}.experts.down_proj_bias"] = randn(3, HIDDEN, seed=i + 6)
+        made[f"{at}.router.weight"] = randn(3, HIDDEN, seed=i + 8)
+    return folder(path, made, shards, model_type="gpt_oss")
+
+
+def test_the_layout_of_gpt_oss_is_refused_before_the_work(tmp_path: Path) -> None:
+    def refused(match: str, source: Path, **how: Any) -> None:
+        with pytest.raises(ValueError, match=match):
+            quantize_checkpoint(source, tmp_path / "out", **{**in_layout, **how})
+        assert not (tmp_path / "out.partial").exists()
+
+    in_layout: dict[str, Any] = {"format": "mxfp4", "layout": "gpt-oss"}
+    source = of_gpt_oss(tmp_path / "in")
+    refused("format: expected 'mxfp4' with layout 'gpt-oss', got 'int8'", source, format="int8")
+    refused(
+        r"targets and ignore: .* got model\.layers\.1\.mlp\.experts\.2\.up_proj left out: named in",
+        source,
+        ignore="*.1.*.2.up_proj",
+    )
+    refused(
+        "layers.0.mlp.experts.0.gate_proj left out: none of targets", source, targets="mlp.router"
+    )
+    other = folder(tmp_path / "llama", tensors())
+    refused(
+        "layout: expected a model with experts as gpt-oss has them .* with 'gpt-oss', got 'llama' "
+        "without them. Take layout 'compressed-tensors'",
+        other,
+    )
+    made = {"model.layers.0.mlp.experts.down_proj": randn(2, 48, 64)}
+    odd = folder(tmp_path / "odd", made, 1, model_type="gpt_oss")
+    refused("0.down_proj left out: its 48 columns are not a multiple of 32", odd)
+
+
+def test_a_killed_call_in_the_layout_of_gpt_oss_goes_on(tmp_path: Path) -> None:
+    source = of_gpt_oss(tmp_path / "in")
+    how: dict[str, Any] = {"format": "mxfp4", "layout": "gpt-oss", "device": "cpu"}
+    quantize_checkpoint(source, tmp_path / "whole", **how)
+    last = "model-00003-of-00003.safetensors"
+
+    def kill(read: int, total: int, file: str) -> None:
+        if file == last:
+            raise Killed
+
+    with pytest.raises(Killed):
+        quantize_checkpoint(source, tmp_path / "out", progress=kill, **how)
+    seen: list[str] = []
+    quantize_checkpoint(source, tmp_path / "out", progress=lambda *at: seen.append(at[2]), **how)
+    assert set(seen) == {last}
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_an_expert_with_nan_in_the_layout_of_gpt_oss(tmp_path: Path) -> None:
+    source = of_gpt_oss(tmp_path / "in", 1)
+    made = load_file(source / "model.safetensors")
+    made["model.layers.1.mlp.experts.down_proj"][2, 3, 4] = torch.nan
+    save_file(made, source / "model.safetensors")
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.experts\.down_proj in .* Get the file"):
+        quantize_checkpoint(source, tmp_path / "out", format="mxfp4", layout="gpt-oss")
+
+
 def test_experts_of_another_layout_are_named(tmp_path: Path) -> None:
     stack = {"model.layers.0.feed_forward.experts.gate_up_proj": randn(2, 64, 64)}
     plain = {"model.layers.0.self_attn.q_proj.weight": randn(64, 64)}
@@ -477,6 +545,46 @@ def test_kill_9_at_every_step(tmp_path: Path) -> None:
         assert {path.name: path.read_bytes() for path in out.iterdir()} == want, i
 
 
+def test_two_calls_at_a_time(tmp_path: Path) -> None:
+    """The second would write to the files of the first."""
+    source = folder(tmp_path / "in", tensors())
+    refused = 0
+
+    def again(*_: Any) -> None:
+        nonlocal refused
+        for restart in (False, True):
+            with pytest.raises(FileExistsError, match=r"out\.partial: .* Wait until it ends"):
+                quantize_checkpoint(source, tmp_path / "out", restart=restart)
+            refused += 1
+
+    quantize_checkpoint(source, tmp_path / "out", progress=again)
+    assert refused
+    quantize_checkpoint(source, tmp_path / "alone")
+    for path in (tmp_path / "alone").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_where_the_result_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Links and "." mean the folders that they lead to, which are empty or not there yet."""
+    source = folder(tmp_path / "in", tensors(), 1)
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "none"):
+        (tmp_path / f"to-{name}").symlink_to(tmp_path / name)
+        quantize_checkpoint(source, tmp_path / f"to-{name}")
+        assert (tmp_path / name / "SHA256SUMS").is_file()
+        assert (tmp_path / f"to-{name}").is_symlink()
+    (tmp_path / "here").mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path / "here")
+        quantize_checkpoint(source, ".")
+    assert (tmp_path / "here" / "SHA256SUMS").is_file()
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr("os.path.ismount", lambda path: Path(path).name == "disk")
+    with pytest.raises(FileExistsError, match=r"where a disk is mounted\. Give a folder in"):
+        quantize_checkpoint(source, tmp_path / "disk")
+    assert not [*tmp_path.glob("*.partial")]
+
+
 def test_a_call_that_was_killed_at_the_very_end(tmp_path: Path) -> None:
     """With its name, but with what tells an unfinished call from a finished one."""
     source = folder(tmp_path / "in", tensors(), 1)
@@ -542,6 +650,44 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
     (tmp_path / "out").write_text("")
     with pytest.raises(FileExistsError, match="is there already"):
         quantize_checkpoint(source, tmp_path / "out")
+
+
+def test_a_folder_without_an_index(tmp_path: Path) -> None:
+    """Its files are read if none is missing, and the result has an index, which readers need."""
+    source = folder(tmp_path / "in", tensors())
+    index = source / "model.safetensors.index.json"
+    quantize_checkpoint(source, tmp_path / "with", device="cpu")
+    index.unlink()
+    quantize_checkpoint(source, tmp_path / "without", device="cpu")
+    for path in (tmp_path / "with").iterdir():
+        assert (tmp_path / "without" / path.name).read_bytes() == path.read_bytes()
+    (source / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"expected 3 files .* has no model-00002-"):
+        quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    save_file(tensors(torch.float16), source / "model.safetensors")  # comes before all others
+    done = quantize_checkpoint(source, tmp_path / "whole", device="cpu")
+    assert [*done.files] == ["model.safetensors"]
+    assert done.elements == sum(t.numel() for t in tensors().values())
+    assert not (tmp_path / "whole" / "model.safetensors.index.json").exists()
+
+
+def test_names_that_quantized_weights_need(tmp_path: Path) -> None:
+    made = {"up.weight": randn(64, 64), "up.weight_scale": randn(1), "down.weight": randn(64, 64)}
+    source = folder(tmp_path / "in", made, 2)
+    with pytest.raises(ValueError, match=r"got up.* which both give up\.weight_scale\. Leave"):
+        quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    assert not [*tmp_path.glob("out*")]
+    quantize_checkpoint(source, tmp_path / "out", device="cpu", ignore="up")
+    assert torch.equal(everything(tmp_path / "out")["up.weight_scale"], made["up.weight_scale"])
+
+
+def test_a_tensor_in_two_files(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    for name in ("a", "b"):
+        folder(source, {"up.weight": randn(64, 64)}, 1)
+        (source / "model.safetensors").rename(source / f"{name}.safetensors")
+    with pytest.raises(ValueError, match=r"up\.weight: .* got it in a\.safetensors and b\."):
+        quantize_checkpoint(source, tmp_path / "out", device="cpu")
 
 
 @pytest.mark.parametrize("load", [False, True])
@@ -669,7 +815,8 @@ def test_the_reader_and_the_writer(tmp_path: Path) -> None:
     ):
         writer.write("codes", made["codes"])
     for name, tensor in made.items():
-        writer.write(name, tensor)
+        for part in tensor.split(1) if name == "codes" else [tensor]:
+            writer.write(name, part)
     digest = writer.close()
     assert hashlib.sha256((tmp_path / "x").read_bytes()).hexdigest() == digest
     read, entries = load_file(tmp_path / "x"), read_header(tmp_path / "x")
@@ -784,6 +931,15 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "nvfp4a16" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("text", ["{bad", "[1.0]", '{"a": "x"}', '{"a": null}'])
+def test_amaxes_of_the_command_that_are_broken(text: str, tmp_path: Path) -> None:
+    from jitquant.cli.quantize import _amaxes
+
+    (tmp_path / "amax.json").write_text(text)
+    with pytest.raises(ValueError, match=r"--input-amax: expected JSON such as .*amax\.json, got"):
+        _amaxes(str(tmp_path / "amax.json"))
 
 
 def test_fused_layers_of_the_command() -> None:

@@ -20,9 +20,11 @@ from jitquant.nn import (
     NVFP4Experts,
     convert,
     load_compressed_tensors,
+    quantize_checkpoint,
     save_compressed_tensors,
 )
 from jitquant.nn.experts import refusal
+from jitquant.numerics import recipes
 from jitquant.ops import Op
 
 from .helpers import sqnr
@@ -310,6 +312,70 @@ def test_mxfp4_files_of_gpt_oss(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"lack model\.layers\.0\.mlp\.experts\.down_proj_scales"):
         load_compressed_tensors(mixture("GptOss"), tmp_path)
+
+
+def test_a_folder_in_the_layout_of_gpt_oss(tmp_path: Path) -> None:
+    """Experts have the bits of the reference, for this project and for transformers; all else is as
+    it was; the folder itself is written again byte for byte."""
+    model = mixture("GptOss")
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("_bias"):
+                p.copy_(randn(*p.shape, seed=len(name)))
+    source, out, again = (tmp_path / name for name in ("in", "out", "again"))
+    model.save_pretrained(source, max_shard_size="60KB")
+    assert len([*source.glob("*.safetensors")]) > 2
+    done = quantize_checkpoint(source, out, format="mxfp4", layout="gpt-oss", device="cpu")
+    got = {n: t for path in out.glob("*.safetensors") for n, t in load_file(path).items()}
+    wanted, values = dict(model.state_dict()), dict(model.state_dict())
+    for name in [n for n in wanted if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        weight = wanted.pop(name).transpose(1, 2)
+        codes, scales = recipes.quantize_mxfp4(weight, scaling="even")
+        wanted[f"{name}_blocks"] = codes.view(torch.uint8).view(*scales.shape, 16)
+        wanted[f"{name}_scales"] = scales.view(torch.uint8)
+        read = recipes.dequantize_mxfp4(codes, scales, dtype=BF16)[0]
+        values[name] = read.transpose(1, 2)
+        anew = recipes.quantize_mxfp4(read, scaling="even")  # gpt-oss that was dequantized
+        assert torch.equal(recipes.dequantize_mxfp4(*anew, dtype=BF16)[0], read)
+    assert got["model.layers.1.mlp.experts.gate_up_proj_blocks"].shape == (3, 192, 2, 16)
+    assert got.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert got[name].dtype == tensor.dtype, name
+        assert torch.equal(got[name], tensor), name
+    assert done.quantized == 2 * 3 * (192 * 64 + 96 * 64)
+    assert not any(n.endswith("_bias") for n in done.left)
+    assert (
+        done.why["model.layers.0.self_attn.q_proj"] == "layout 'gpt-oss' has only experts in MXFP4"
+    )
+    assert json.loads((out / "config.json").read_text())["quantization_config"] == {
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+        "quant_method": "mxfp4",
+    }
+
+    how = transformers.Mxfp4Config(dequantize=True)
+    theirs = type(model).from_pretrained(out, quantization_config=how, dtype=BF16)
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(tensor, values[name]), name
+    with torch.device("meta"):
+        mine = type(model)(model.config).to(BF16).eval()
+    assert len(load_compressed_tensors(mine, out).replaced) == 2
+    for i, layer in enumerate(mine.model.layers):
+        for name in ("gate_up_proj", "down_proj"):
+            read = layer.mlp.experts.weight(name).dequantize(BF16)
+            want = values[f"model.layers.{i}.mlp.experts.{name}"].transpose(1, 2)
+            assert torch.equal(read.view(want.shape), want)
+    with torch.no_grad():
+        assert sqnr(mine(TOKENS).logits, theirs(TOKENS).logits) > 35
+
+    quantize_checkpoint(out, again, format="mxfp4", layout="gpt-oss", device="cpu")
+    assert {p.name for p in again.iterdir()} == {p.name for p in out.iterdir()}
+    for path in out.iterdir():
+        assert (again / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 def test_fp8_files_with_power_of_two_scales(tmp_path: Path) -> None:

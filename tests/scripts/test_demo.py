@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,22 @@ def test_every_format_converts(small: LanguageModel) -> None:
             linears = 2 * (4 * 128 * 128 + 3 * 128 * 128)
             assert bf16.size - size == linears * (16 - FORMATS[name].bits) / 8
     assert row.per_second is None
+
+
+def test_tokens_per_second(small: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured and shown with a GPU, without one."""
+    measure = formats.Measure(small, torch.device("cpu"), 2)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    measure.device = torch.device("cuda")  # asked only for its type
+    row = measure.row("nvfp4", "a", 2)
+    assert row.per_second is not None
+    assert row.per_second > 0
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(report.table([replace(row, per_second=123.4) for row in ROWS]))
+    lines = console.export_text().splitlines()
+    assert sum("tokens/s" in line for line in lines) == 1
+    assert sum(line.rstrip().endswith(" 123") for line in lines) == len(ROWS)
+    assert not any("\N{HORIZONTAL ELLIPSIS}" in line for line in lines)
 
 
 def test_table_and_picture(tmp_path: Path) -> None:
