@@ -7,6 +7,13 @@
 #include "jitquant/nvfp4.cuh"
 #include "launch.h"
 
+// For what is rarely called and large: it is called rather than inlined.
+#if defined(__CUDACC__)
+#define JITQUANT_APART __noinline__ __host__ __device__
+#else
+#define JITQUANT_APART inline
+#endif
+
 namespace jitquant {
 
 // ---- rotation ----------------------------------------------------------------------------------
@@ -158,12 +165,44 @@ JITQUANT_HD uint32_t e2m1x8_stochastic(const Block<T>& x, int half, float enc,
   return (e2m1x8_and_half(sum) >> 1 & 0x77777777u) | (e2m1x8_signs(x, half) & kSignBits);
 }
 
+// The same where no product reaches 8 and enc is far above the smallest numbers. Products are in
+// kHalfUnit, so the exponents of 1, 2 and 4 end with the bits 01, 10 and 11. These bits give 2^110,
+// 2^111 and 2^112 for the steps; the random byte is a multiple of 2^-133, which needs no
+// conversion.
 template <class T>
-JITQUANT_HD Nvfp4Codes stochastic_block(const Block<T>& x, float enc, uint8_t scale,
-                                        const RandomBytes& r) {
+JITQUANT_HD uint32_t e2m1x8_stochastic_usual(const Block<T>& x, int half, float enc,
+                                             const RandomBytes& r) {
+  const float unit = enc * kHalfUnit;
+  const auto sum = [&](int i) {
+    const float a = mul_rn(magnitude_of(x, 8 * half + i), unit);
+    const float within = a > kHalfUnit ? a : kHalfUnit;
+    const float power = bits_float((float_bits(within) & 0x01800000u) | 0x76000000u);
+    const uint32_t byte =
+        byte_permute(r.words[2 * half + (i >> 2)], 0u, 0x4044u + 0x100u * (i & 3));
+    return fma_rn(bits_float(byte), power, a);
+  };
+  return (e2m1x8_and_half<true>(sum) >> 1 & 0x77777777u) | (e2m1x8_signs(x, half) & kSignBits);
+}
+
+// Of a block with any enc.
+template <class T>
+JITQUANT_APART Nvfp4Codes any_stochastic_block(const Block<T>& x, float enc, uint8_t scale,
+                                               const RandomBytes& r) {
   if (enc == 0.0f) return {e2m1x8_of_zeros(x, 0), e2m1x8_of_zeros(x, 1), scale};
   if (!(enc > 0.0f)) return {0, 0, scale};  // the block is NaN
   return {e2m1x8_stochastic(x, 0, enc, r), e2m1x8_stochastic(x, 1, enc, r), scale};
+}
+
+// b is the amax of the block, or of more.
+template <class T>
+JITQUANT_HD Nvfp4Codes stochastic_block(const Block<T>& x, float b, float enc, uint8_t scale,
+                                        const RandomBytes& r) {
+  if (mul_rn(b, enc) < 8.0f && enc >= 0x1p-100f) {
+    return {e2m1x8_stochastic_usual(x, 0, enc, r), e2m1x8_stochastic_usual(x, 1, enc, r), scale};
+  }
+  const Block<T> copy = x;  // in local memory
+  const RandomBytes bytes = r;
+  return any_stochastic_block(copy, enc, scale, bytes);
 }
 
 template <class T>
@@ -171,7 +210,7 @@ JITQUANT_HD Nvfp4Codes nvfp4_stochastic_block(const Block<T>& x, float b, const 
                                               const RandomBytes& r) {
   const uint16_t scale = nvfp4_block_scale(b, e);
   const float enc = nvfp4_block_encode(float_from_e4m3(scale), e);
-  return stochastic_block(x, enc, static_cast<uint8_t>(scale), r);
+  return stochastic_block(x, b, enc, static_cast<uint8_t>(scale), r);
 }
 
 // ---- 4over6 ------------------------------------------------------------------------------------
@@ -198,7 +237,7 @@ JITQUANT_HD Nvfp4Codes static_stochastic_block(const Block<T>& x, float b, const
                                                float full, const RandomBytes& r) {
   const uint16_t scale = e4m3_from_float(mul_rn(div_rn(b, full), s.S));
   const float enc = nvfp4_block_encode(float_from_e4m3(scale), s.encoding);
-  return stochastic_block(x, enc, static_cast<uint8_t>(scale), r);
+  return stochastic_block(x, b, enc, static_cast<uint8_t>(scale), r);
 }
 
 // q| of eight codes as bf16, two per word: 0 and 1, 2 and 3, and so on.
@@ -236,13 +275,6 @@ JITQUANT_HD float with_error(float error, float d) {
   if (kError == Error::kLargest) return amax_keep_nan(error, d);
   return add_rn(error, abs_of(d));
 }
-
-// Rarely called and large, so it is called rather than inlined.
-#if defined(__CUDACC__)
-#define JITQUANT_APART __noinline__ __host__ __device__
-#else
-#define JITQUANT_APART inline
-#endif
 
 // The error of codes, bit for bit as defined. Codes have the signs of their values, so magnitudes
 // suffice.
@@ -365,7 +397,7 @@ JITQUANT_HD Nvfp4Codes mxfp4_block(const Block<T>& x, float b, Mxfp4Scaling scal
     return {e2m1x8_of_zeros(x, 0), e2m1x8_of_zeros(x, 1), scale};
   }
   const float enc = inverse_power(e);
-  if (r != nullptr) return stochastic_block(x, enc, scale, *r);
+  if (r != nullptr) return stochastic_block(x, b, enc, scale, *r);
   return {e2m1x8(x, 0, enc), e2m1x8(x, 1, enc), scale};
 }
 

@@ -218,13 +218,14 @@ constexpr float kHalfUnit = 0x1p-14f;
 
 // Eight 3-bit codes, each with a rounding bit below, the first in the low four bits. f(i) is the
 // magnitude of value i in kHalfUnit, below 8. They are the upper bytes of the value truncated to
-// fp16.
-template <class F>
+// fp16. kTop: values from 8 to 16 become 7.
+template <bool kTop = false, class F>
 JITQUANT_HD uint32_t e2m1x8_and_half(F&& f) {
-  const auto upper_bytes = [&](int i) {
-    return byte_permute(truncated_halves(f(i), f(i + 2)), truncated_halves(f(i + 4), f(i + 6)),
-                        0x7531);
+  const auto halves = [&](int i) {
+    const uint32_t two = truncated_halves(f(i), f(i + 2));
+    return kTop ? halves_min(two, 0x0f000f00u) : two;
   };
+  const auto upper_bytes = [&](int i) { return byte_permute(halves(i), halves(i + 4), 0x7531); };
   return upper_bytes(0) + 16 * upper_bytes(1);
 }
 
