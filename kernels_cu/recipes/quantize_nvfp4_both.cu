@@ -75,22 +75,6 @@ __device__ __forceinline__ float one_scale(const BothScale& scale, int side, Blo
   return scale.from_gsa ? *scale.side[side] : amax;
 }
 
-// The errors of one line of a tile with either scale; the block's amax is b.
-template <class T>
-__device__ __forceinline__ float2 errors_of(const Block<T>& x, float b, const Selection& s,
-                                            const Select& how) {
-  const float base = mul_rn(div_rn(b, 6.0f), s.S);
-  const Nvfp4Codes six = nvfp4_encode_with(x, b, e4m3_from_float(base), s.encoding);
-  const Nvfp4Codes four = nvfp4_encode_with(x, b, e4m3_from_float(mul_rn(base, 1.5f)), s.encoding);
-  const auto errors = [&](auto error) {
-    return make_float2(exact_error<decltype(error)::value>(x, six, s, how.scaled),
-                       exact_error<decltype(error)::value>(x, four, s, how.scaled));
-  };
-  if (how.error == Error::kSquared) return errors(std::integral_constant<Error, Error::kSquared>());
-  if (how.error == Error::kLargest) return errors(std::integral_constant<Error, Error::kLargest>());
-  return errors(std::integral_constant<Error, Error::kAbsolute>());
-}
-
 // Combines sixteen rows.
 __device__ __forceinline__ float2 error_of_rows(const float2 (&rows)[kSide][kLanes], int first,
                                                 int along, bool largest) {
@@ -109,17 +93,46 @@ __device__ __forceinline__ float2 error_of_rows(const float2 (&rows)[kSide][kLan
   return e[0];
 }
 
+// Whether the scale that maps the amax b to 4 is the better one for a lane's 16x16 values: 16 rows
+// of the warp, whose lanes share them.
+template <Error kError, class T>
+__device__ __forceinline__ bool tile_takes_four(const unsigned char* tiles, float b,
+                                                TwoScales scales, const Selection& s, bool scaled,
+                                                float2 (&rows)[kSide][kLanes]) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, along = lane & (kLanes - 1);
+  const Choice choice(b, scales, s, scaled);
+  const auto errors = [&](auto of) {
+#pragma unroll 1
+    for (int line = 0; line < 4; ++line) {
+      const int row = 16 * warp + 4 * (lane >> 3) + line;
+      const Block<T> x = read_row<T>(tiles, row, along);
+      rows[row][along] = of(x);
+    }
+    __syncwarp();
+    const float2 e = error_of_rows(rows, 16 * warp, along, kError == Error::kLargest);
+    __syncwarp();
+    return e;
+  };
+  float2 e = errors([&](const Block<T>& x) { return choice.near_errors<kError>(x); });
+  const bool decided = b == 0.0f || (!choice.exact && choice.decided<kError>(e));
+  bool four = b != 0.0f && e.y < e.x;
+  if (__any_sync(0xffffffffu, !decided)) {
+    e = errors([&](const Block<T>& x) { return exact_errors<kError>(x, b, scales, s, scaled); });
+    if (!decided) four = e.y < e.x;
+  }
+  return four;
+}
+
 // Minimum thread blocks per SM. Without a limit the fp32 kernels take 68 to 128 registers, so two
-// blocks fit. Two blocks of 4over6 need all registers.
-template <class T, Scaling kScaling, bool kStochastic>
+// blocks fit.
+template <class T>
 constexpr int both_blocks_per_sm() {
-  if (sizeof(T) == 4) return 1;
-  return kScaling == Scaling::kSelect && !kStochastic ? 2 : 3;
+  return sizeof(T) == 4 ? 1 : 3;
 }
 
 // One thread block per tile. A warp takes 16 rows of it and then 16 columns, eight lanes per line.
 template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
-__global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling, kStochastic>())
+__global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T>())
     nvfp4_both_kernel(TileSource<T> source, BothScale scale, Recipe recipe, BothBytes given,
                       const __grid_constant__ BothOutput out, uint32_t wide) {
   using Memory = TileMemory<T>;
@@ -168,25 +181,13 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling, kSto
     b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
     uint16_t stored = nvfp4_block_scale(b, s.encoding);
     if constexpr (kSelects) {
-      stored = e4m3_from_float(mul_rn(div_rn(b, recipe.select.full), s.S));
-      if (!recipe.select.single) {
-#pragma unroll 1
-        for (int pass = 0; pass < Memory::kPasses; ++pass) {
-          const int row = 16 * warp + kLines * (4 * pass + (lane >> 3));
-          Block<T> x[kLines];
-          read_rows<T>(tiles, row, along, x);
-#pragma unroll 1
-          for (int k = 0; k < kLines; ++k) {
-            const Block<T> line = x[0];  // a copy in local memory, for the noinline function
-            row_errors[row + k][along] = errors_of(line, b, s, recipe.select);
-#pragma unroll
-            for (int j = 0; j + 1 < kLines; ++j) x[j] = x[j + 1];
-          }
-        }
-        __syncwarp();
-        const float2 e =
-            error_of_rows(row_errors, 16 * warp, along, recipe.select.error == Error::kLargest);
-        if (e.y < e.x) stored = e4m3_from_float(mul_rn(mul_rn(div_rn(b, 6.0f), s.S), 1.5f));
+      const TwoScales scales = scales_of(b, s, recipe.select);
+      stored = scales.six;
+      if (!recipe.select.single && with_error_of(recipe.select, [&](auto error) {
+            return tile_takes_four<decltype(error)::value, T>(tiles, b, scales, s,
+                                                              recipe.select.scaled, row_errors);
+          })) {
+        stored = scales.four;
       }
     }
     if (lane < kLanes) {

@@ -279,8 +279,8 @@ JITQUANT_HD float with_error(float error, float d) {
 // The error of codes, bit for bit as defined. Codes have the signs of their values, so magnitudes
 // suffice.
 template <Error kError, class T>
-JITQUANT_APART float exact_error(const Block<T>& x, const Nvfp4Codes& codes, const Selection& s,
-                                 bool scaled) {
+JITQUANT_HD float exact_error(const Block<T>& x, const Nvfp4Codes& codes, const Selection& s,
+                              bool scaled) {
   const float stored = float_from_e4m3(codes.scale);
   float error = 0.0f;
   each_magnitude(codes, [&](int i, float q) {
@@ -292,70 +292,122 @@ JITQUANT_APART float exact_error(const Block<T>& x, const Nvfp4Codes& codes, con
   return error;
 }
 
-// The same up to a few roundings; `unit` approximates stored * amax / divisor.
+// The stored scales that map the amax of a block to 6 and to 4.
+struct TwoScales {
+  uint16_t six, four;
+};
+
+// The errors of a block, whose amax is b, with either scale.
 template <Error kError, class T>
-JITQUANT_HD float near_error(const Block<T>& x, const Nvfp4Codes& codes, float unit) {
-  float error = 0.0f;
-  each_magnitude(codes, [&](int i, float q) {
-    const float d = fma_rn(q, unit, -magnitude_of(x, i));
-    error = kError == Error::kSquared ? fma_rn(d, d, error) : with_error<kError>(error, d);
-  });
-  return error;
+JITQUANT_APART float2 exact_errors(const Block<T>& x, float b, TwoScales scales, const Selection& s,
+                                   bool scaled) {
+  const Nvfp4Codes six = nvfp4_encode_with(x, b, scales.six, s.encoding);
+  const Nvfp4Codes four = nvfp4_encode_with(x, b, scales.four, s.encoding);
+  return make_float2(exact_error<kError>(x, six, s, scaled),
+                     exact_error<kError>(x, four, s, scaled));
 }
 
-// Whether `four` is the better of two encodings of a block with amax b. over(e, largest) combines
-// the errors of a tile's rows, with the same result in all its lanes.
-template <Error kError, class T, class Over>
-__device__ __forceinline__ bool takes_four_of(const Block<T>& x, float b, const Selection& s,
-                                              bool scaled, const Nvfp4Codes& six,
-                                              const Nvfp4Codes& four, Over&& over) {
-  constexpr bool largest = kError == Error::kLargest;
-  bool takes_four = false;
-  // If the errors differ enough, decides without the divisions that exact errors need. Away from
-  // the limits of fp32, each error is off by less than 2^-17 of the bound below.
-  bool near = scaled || !(b >= 0x1p-40f && s.amax <= 0x1p60f);
-  if (!near) {
+// The same up to a few roundings, without codes: the distances of products below 7 from E2M1, in
+// multiples of `unit`. The step between codes is half the power of two in max(z, 1), and adding
+// 2^22 times that power rounds to a multiple of the step.
+template <Error kError, class T>
+JITQUANT_HD float near_error(const Block<T>& x, float enc, float unit) {
+  float error = 0.0f;
+  JITQUANT_UNROLL
+  for (int i = 0; i < 16; ++i) {
+    const float z = mul_rn(magnitude_of(x, i), enc), within = z > 1.0f ? z : 1.0f;
+    const float power = bits_float(float_bits(within) & 0x7f800000u);
+    const float d = fma_rn(power, -0x1p22f, fma_rn(power, 0x1p22f, z)) - z;
+    error = kError == Error::kSquared ? fma_rn(d, d, error) : with_error<kError>(error, abs_of(d));
+  }
+  return kError == Error::kSquared ? error * unit * unit : error * unit;
+}
+
+// More than the roundings in two such errors can be, for the larger of two units. A distance is at
+// most a unit. It is off by up to 2^-17.7 units: 11 roundings of at most 7 units. A square is off
+// by 2^-16.7 times the distance, and the sum of the distances is at most 4 e / unit + unit.
+template <Error kError>
+JITQUANT_HD float near_bound(float unit, float both) {
+  if (kError == Error::kSquared) return 0x1p-13f * both + 0x1p-14f * unit * unit;
+  if (kError == Error::kLargest) return 0x1p-15f * unit;
+  return 0x1p-18f * both + 0x1p-12f * unit;
+}
+
+// The choice between the two scales of blocks with amax b.
+struct Choice {
+  TwoScales scales;
+  float unit6, unit4, enc6, enc4;
+  bool exact;  // whether near errors would not do: they need numbers far from the limits of fp32
+
+  JITQUANT_HD Choice(float b, TwoScales scales, const Selection& s, bool scaled) : scales(scales) {
+    const float six = float_from_e4m3(scales.six), four = float_from_e4m3(scales.four);
     const float unit = s.amax * reciprocal_rn(s.divisor);
-    const float unit6 = float_from_e4m3(six.scale) * unit;
-    const float unit4 = float_from_e4m3(four.scale) * unit;
-    const float e6 = over(near_error<kError>(x, six, unit6), largest);
-    const float e4 = over(near_error<kError>(x, four, unit4), largest);
-    const float most = 6.0f * (unit6 > unit4 ? unit6 : unit4) + b;
-    float bound = most + e4 + e6;
-    if (kError == Error::kSquared) bound = 16.0f * most * most + e4 + e6;
-    const float apart = e4 - e6;
-    near = !(abs_of(apart) > 0x1p-14f * bound);
-    takes_four = apart < 0.0f;
+    unit6 = six * unit, unit4 = four * unit;
+    enc6 = nvfp4_usual_encode(six, s.encoding), enc4 = nvfp4_usual_encode(four, s.encoding);
+    exact =
+        scaled || !(b >= 0x1p-40f && s.amax <= 0x1p60f && enc6 <= s.encoding.most &&
+                    enc4 <= s.encoding.most && mul_rn(b, enc6) < 7.0f && mul_rn(b, enc4) < 7.0f);
   }
-  if (near) {
-    const float e6 = over(exact_error<kError>(x, six, s, scaled), largest);
-    const float e4 = over(exact_error<kError>(x, four, s, scaled), largest);
-    takes_four = e4 < e6;
+  template <Error kError, class T>
+  JITQUANT_HD float2 near_errors(const Block<T>& x) const {
+    return make_float2(near_error<kError>(x, enc6, unit6), near_error<kError>(x, enc4, unit4));
   }
-  return takes_four;
+  // Whether near errors with either scale tell which one is better.
+  template <Error kError>
+  JITQUANT_HD bool decided(float2 e) const {
+    const float unit = unit6 > unit4 ? unit6 : unit4;
+    return abs_of(e.y - e.x) > near_bound<kError>(unit, e.x + e.y);
+  }
+};
+
+// Whether the scale that maps the amax b to 4 is the better one. over(e, largest) combines the
+// errors of a tile's rows, with the same result in all its lanes.
+template <Error kError, class T, class Over>
+__device__ __forceinline__ bool takes_four(const Block<T>& x, float b, TwoScales scales,
+                                           const Selection& s, bool scaled, Over&& over) {
+  constexpr bool largest = kError == Error::kLargest;
+  if (b == 0.0f) return false;
+  const Choice choice(b, scales, s, scaled);
+  const auto combined = [&](float2 e) {
+    return make_float2(over(e.x, largest), over(e.y, largest));
+  };
+  if (!choice.exact) {
+    const float2 e = combined(choice.near_errors<kError>(x));
+    if (choice.decided<kError>(e)) return e.y < e.x;
+  }
+  const Block<T> copy = x;  // in local memory
+  const float2 e = combined(exact_errors<kError>(copy, b, scales, s, scaled));
+  return e.y < e.x;
+}
+
+// Calls f with the kind of error as a compile-time constant.
+template <class F>
+__device__ __forceinline__ auto with_error_of(const Select& how, F&& f) {
+  if (how.error == Error::kSquared) return f(std::integral_constant<Error, Error::kSquared>());
+  if (how.error == Error::kLargest) return f(std::integral_constant<Error, Error::kLargest>());
+  return f(std::integral_constant<Error, Error::kAbsolute>());
+}
+
+// The stored scale that maps the amax b to 6 or to `full`; and the two of 4over6.
+JITQUANT_HD TwoScales scales_of(float b, const Selection& s, const Select& how) {
+  const float base = mul_rn(div_rn(b, how.single ? how.full : 6.0f), s.S);
+  return {e4m3_from_float(base), e4m3_from_float(mul_rn(base, 1.5f))};
 }
 
 // Encodes a block with the selection that the call asks for.
 template <class T, class Over>
 __device__ __forceinline__ Nvfp4Codes selected_block(const Block<T>& x, float b, const Selection& s,
                                                      const Select& how, Over&& over) {
-  const float base = mul_rn(div_rn(b, how.single ? how.full : 6.0f), s.S);
-  const Nvfp4Codes six = nvfp4_encode_with(x, b, e4m3_from_float(base), s.encoding);
-  if (how.single) return six;
-  const Nvfp4Codes four = nvfp4_encode_with(x, b, e4m3_from_float(mul_rn(base, 1.5f)), s.encoding);
-  bool takes_four = false;
-  switch (how.error) {
-    case Error::kSquared:
-      takes_four = takes_four_of<Error::kSquared>(x, b, s, how.scaled, six, four, over);
-      break;
-    case Error::kLargest:
-      takes_four = takes_four_of<Error::kLargest>(x, b, s, how.scaled, six, four, over);
-      break;
-    default:
-      takes_four = takes_four_of<Error::kAbsolute>(x, b, s, how.scaled, six, four, over);
+  const TwoScales scales = scales_of(b, s, how);
+  uint16_t scale = scales.six;
+  if (!how.single) {
+    const bool four = with_error_of(how, [&](auto error) {
+      return takes_four<decltype(error)::value>(x, b, scales, s, how.scaled, over);
+    });
+    if (four) scale = scales.four;
   }
-  Nvfp4Codes out = takes_four ? four : six;
-  if ((out.scale & 0x7f) == 0x7f) out.low = out.high = 0;
+  Nvfp4Codes out = nvfp4_encode_with(x, b, scale, s.encoding);
+  if (!how.single && (out.scale & 0x7f) == 0x7f) out.low = out.high = 0;
   return out;
 }
 
