@@ -55,8 +55,8 @@ void deinterleave_from_amax(Call& call, const declared::DeinterleaveQuantizeNvfp
   const Nvfp4Recipe r = recipe_of(args.recipe);
   const float d = static_cast<float>(args.divisor);
   const Nvfp4Output out = in.shape.output(x_fp4, x_sf, args.fused);
-  const GlobalScale scale = amax_or_rows_scale(
-      args.amax, in.matrix.rows, d, gsa.floats("gsa", args.amax.numel(), args.fused), args.fused);
+  const GlobalScale scale =
+      amax_or_rows_scale(args.amax, d, gsa.floats("gsa", args.amax.numel(), args.fused));
   const Launching at(call, args.fused);
   check_launch(
       launch_deinterleave_quantize_nvfp4(in.matrix, in.run, activate, scale, r, out, at.stream),

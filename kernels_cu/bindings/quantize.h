@@ -11,7 +11,7 @@ cudaError_t launch_quantize_nvfp4(const Matrix& x, const GlobalScale& scale, Nvf
 inline void quantize_given(Call& call, const declared::QuantizeNvfp4& args, Result& x_fp4,
                            Result& x_sf) {
   const Matrix m = matrix_of(args.x, "x");
-  const GlobalScale scale = given_scale(args.gsa, "gsa", m.rows, args.x, "x");
+  const GlobalScale scale = given_scale(args.gsa);
   const Nvfp4Recipe r = recipe_of(args.recipe);
   const PackedShape shape =
       PackedShape::of(args.x, args.x.dim() - 1, m.rows, m.cols, swizzled_of(args.scale_layout));

@@ -12,9 +12,9 @@ namespace {
 void quantize_fp8(Call& call, const declared::QuantizeFp8& args, Result& data, Result& scale_inv,
                   Result& amax) {
   const Matrix m = matrix_of(args.x, "x");
-  Fp8Arguments a = Fp8Arguments::of(args.x, m.rows, args, true);
+  Fp8Arguments a = Fp8Arguments::of(args.x, args);
   const ElementRows out =
-      a.results(data, scale_inv, amax, Shape::of(args.x, args.x.dim() - 1, m.cols), args.x);
+      a.results(data, scale_inv, &amax, Shape::of(args.x, args.x.dim() - 1, m.cols), args.x);
   const Launching at(call, args.x);
   const Workspace partials(quantize_fp8_partials(m, a.scale) ? kMaxPartials : 0, args.x);
   a.scale.partials = partials.floats();
@@ -24,9 +24,9 @@ void quantize_fp8(Call& call, const declared::QuantizeFp8& args, Result& data, R
 void from_amax(Call& call, const declared::QuantizeFp8FromAmax& args, Result& data,
                Result& scale_inv) {
   const Matrix m = matrix_of(args.x, "x");
-  Fp8FromAmax a = Fp8FromAmax::of(args.x, m.rows, args);
+  Fp8Arguments a = Fp8Arguments::from_amax(args.x, args);
   const ElementRows out =
-      a.results(data, scale_inv, Shape::of(args.x, args.x.dim() - 1, m.cols), args.x);
+      a.results(data, scale_inv, nullptr, Shape::of(args.x, args.x.dim() - 1, m.cols), args.x);
   const Launching at(call, args.x);
   check_launch(launch_quantize_fp8(m, a.scale, out, at.stream), "quantize_fp8");
 }

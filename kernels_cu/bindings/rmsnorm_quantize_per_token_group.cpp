@@ -15,7 +15,6 @@ void rmsnorm_quantize_per_token_group(Call& call,
                                       const declared::RmsnormQuantizePerTokenGroup& args,
                                       Result& data, Result& scale_inv, Result& inv_rms) {
   const NormInput in(args.x, args.weight, args.eps, args.residual);
-  check_group_size(args.group_size);
   const GroupNumerics numerics = group_numerics(args, args.amax_eps);
   const int64_t leading = args.x.dim() - 1;
   const int64_t rows = leading > 0 ? args.x.size(leading - 1) : 1;
