@@ -1,11 +1,8 @@
+#include "../amax/launch.h"
+
 #include "declared/amax.h"
 
 namespace jitquant {
-
-int amax_blocks(const Matrix& x, int64_t run);
-cudaError_t launch_amax(const Matrix& x, int64_t run, bool activate, bool by_row, bool keep_nan,
-                        float* partials, int blocks, float* out, cudaStream_t stream);
-
 namespace {
 
 void amax(Call& call, const declared::Amax& args, Result& amax) {

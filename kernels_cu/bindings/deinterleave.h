@@ -6,10 +6,6 @@
 
 namespace jitquant {
 
-cudaError_t launch_deinterleave_quantize_nvfp4(const Matrix& fused, int64_t run, bool activate,
-                                               const GlobalScale& scale, Nvfp4Recipe recipe,
-                                               const Nvfp4Output& out, cudaStream_t stream);
-
 // The fused projection, the shape of its output, and the run length that DeinterleaveSource takes.
 struct Deinterleave {
   Matrix matrix;

@@ -2,16 +2,6 @@
 #include "deinterleave.h"
 
 namespace jitquant {
-
-int deinterleave_amax_partials(const Matrix& fused);
-cudaError_t launch_deinterleave_amax_quantize_nvfp4(const Matrix& fused, int64_t run, bool activate,
-                                                    float divisor, float* partials, float* gsa,
-                                                    Nvfp4Recipe recipe, const Nvfp4Output& out,
-                                                    cudaStream_t stream);
-cudaError_t launch_deinterleave_quantize_nvfp4_rows(const Matrix& fused, int64_t run, bool activate,
-                                                    float divisor, float* gsa, Nvfp4Recipe recipe,
-                                                    const Nvfp4Output& out, cudaStream_t stream);
-
 namespace {
 
 constexpr const char* kName = "deinterleave_amax_quantize_nvfp4";

@@ -1,12 +1,8 @@
+#include "../nvfp4/launch.h"
+
 #include "declared/dequant_nvfp4.h"
 
 namespace jitquant {
-
-cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, void* out, DType dtype, int64_t cols,
-                                 cudaStream_t stream);
-cudaError_t launch_dequant_nvfp4_columns(const Nvfp4Input& in, void* out, DType dtype,
-                                         int64_t out_rows, int64_t cols, cudaStream_t stream);
-
 namespace {
 
 constexpr const char* kName = "dequant_nvfp4";

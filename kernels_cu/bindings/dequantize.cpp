@@ -2,10 +2,6 @@
 #include "fp8.h"
 
 namespace jitquant {
-
-cudaError_t launch_dequantize(const Matrix& data, EightBit format, const StoredScales& scales,
-                              void* out, DType dtype, cudaStream_t stream);
-
 namespace {
 
 StoredScales::Type type_of(ScalarType dtype) {

@@ -2,17 +2,6 @@
 #include "ragged.h"
 
 namespace jitquant {
-
-cudaError_t launch_dequantize_ragged_fp8(const uint8_t* data, EightBit format,
-                                         const float* scale_inv, const SegmentTable& segments,
-                                         void* out, DType dtype, cudaStream_t stream);
-cudaError_t launch_dequantize_ragged_mxfp8(const uint8_t* data, EightBit format,
-                                           const uint8_t* scales, const SegmentTable& segments,
-                                           void* out, DType dtype, cudaStream_t stream);
-cudaError_t launch_dequantize_ragged_nvfp4(const uint8_t* codes, const uint8_t* scales,
-                                           const float* gsa, const SegmentTable& segments,
-                                           void* out, DType dtype, cudaStream_t stream);
-
 namespace {
 
 // A buffer of FP8 elements, and the values that it becomes.

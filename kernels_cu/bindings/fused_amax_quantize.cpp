@@ -3,15 +3,6 @@
 #include "quantize.h"
 
 namespace jitquant {
-
-int amax_partials(const Matrix& x);
-cudaError_t launch_amax_quantize_nvfp4(const Matrix& x, float divisor, float* partials, float* gsa,
-                                       Nvfp4Recipe recipe, const Nvfp4Output& out,
-                                       cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4_rows(const Matrix& x, float divisor, float* gsa,
-                                       Nvfp4Recipe recipe, const Nvfp4Output& out,
-                                       cudaStream_t stream);
-
 namespace {
 
 constexpr const char* kName = "amax_quantize_nvfp4";

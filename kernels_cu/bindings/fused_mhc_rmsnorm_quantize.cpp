@@ -1,16 +1,9 @@
+#include "../nvfp4/launch.h"
+
 #include "declared/fused_mhc_rmsnorm_quantize.h"
 #include "norm.h"
 
 namespace jitquant {
-
-int mhc_amax_partials(const HyperConnection& mix, const ColumnVector& weight);
-cudaError_t launch_mhc_rows(const HyperConnection& mix, const ColumnVector& weight, float eps,
-                            float* inv_rms, const RowScale& scale, Nvfp4Recipe recipe,
-                            const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_mhc_quantize(const HyperConnection& mix, const ColumnVector& weight,
-                                float* inv_rms, const GlobalScale& scale, Nvfp4Recipe recipe,
-                                const Nvfp4Output& out, cudaStream_t stream);
-
 namespace {
 
 // X is (..., H, N), A (..., H).

@@ -1,16 +1,9 @@
+#include "../nvfp4/launch.h"
+
 #include "declared/fused_rmsnorm_quantize.h"
 #include "norm.h"
 
 namespace jitquant {
-
-int rmsnorm_amax_partials(const Matrix& x, const Matrix* residual, const ColumnVector& weight);
-cudaError_t launch_rmsnorm_rows(const Matrix& x, const Matrix* residual, const ColumnVector& weight,
-                                float eps, float* inv_rms, const RowScale& scale,
-                                Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_rmsnorm_quantize(const Matrix& x, const ColumnVector& weight, float* inv_rms,
-                                    const GlobalScale& scale, Nvfp4Recipe recipe,
-                                    const Nvfp4Output& out, cudaStream_t stream);
-
 namespace {
 
 // Either `given` (gsa as a tensor) or `gsa` (where a computed one goes) is null.

@@ -1,12 +1,10 @@
 // Quantization with a given gsa, which two libraries export with different argument names.
 #pragma once
 
+#include "../nvfp4/launch.h"
 #include "declared/quantize_nvfp4.h"
 
 namespace jitquant {
-
-cudaError_t launch_quantize_nvfp4(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
-                                  const Nvfp4Output& out, cudaStream_t stream);
 
 inline void quantize_given(Call& call, const declared::QuantizeNvfp4& args, Result& x_fp4,
                            Result& x_sf) {

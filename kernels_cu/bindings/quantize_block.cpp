@@ -2,11 +2,6 @@
 #include "groups.h"
 
 namespace jitquant {
-
-cudaError_t launch_quantize_block(const Matrix& w, int64_t matrix_rows, int64_t side,
-                                  const GroupNumerics& numerics, const GroupOutput& out,
-                                  cudaStream_t stream);
-
 namespace {
 
 void quantize_block(Call& call, const declared::QuantizeBlock& args, Result& data,

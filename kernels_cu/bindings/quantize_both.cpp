@@ -2,11 +2,6 @@
 #include "groups.h"
 
 namespace jitquant {
-
-cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
-                                 const GroupNumerics& numerics, const GroupOutput& out,
-                                 const GroupOutput& out_t, cudaStream_t stream);
-
 namespace {
 
 // The transpose of a matrix, from which the shapes of its results are derived.

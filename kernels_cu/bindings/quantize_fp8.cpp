@@ -2,11 +2,6 @@
 #include "fp8.h"
 
 namespace jitquant {
-
-bool quantize_fp8_partials(const Matrix& x, const Fp8Scale& scale);
-cudaError_t launch_quantize_fp8(const Matrix& x, const Fp8Scale& scale, const ElementRows& out,
-                                cudaStream_t stream);
-
 namespace {
 
 void quantize_fp8(Call& call, const declared::QuantizeFp8& args, Result& data, Result& scale_inv,

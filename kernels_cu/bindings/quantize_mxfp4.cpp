@@ -2,12 +2,6 @@
 #include "rotate.h"
 
 namespace jitquant {
-
-cudaError_t launch_quantize_mxfp4(const Matrix& x, const Rope& rope, const Recipe& recipe,
-                                  const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_dequantize_mxfp4(const Mxfp4Input& in, void* out, DType dtype, int64_t cols,
-                                    cudaStream_t stream);
-
 namespace {
 
 Mxfp4Scaling scaling_of(std::string_view scaling) {

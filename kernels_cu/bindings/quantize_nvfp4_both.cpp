@@ -2,14 +2,6 @@
 #include "recipes.h"
 
 namespace jitquant {
-
-cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, float* maxima,
-                                   cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4_both(const Matrix& x, const BothScale& scale,
-                                       const Recipe& recipe, const BothBytes& given,
-                                       const Nvfp4Output& out, float* gsa, const Nvfp4Output& out_t,
-                                       float* gsa_t, cudaStream_t stream);
-
 namespace {
 
 Matrix matrix_of_both(const View& x) {

@@ -2,14 +2,6 @@
 #include "rotate.h"
 
 namespace jitquant {
-
-cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, const Rope& rope,
-                                bool by_row, float* maxima, cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const Rope& rope, const float* maxima,
-                                         int count, bool by_row, bool from_gsa, float divisor,
-                                         Nvfp4Recipe rule, float* gsa, const Recipe& recipe,
-                                         const Nvfp4Output& out, cudaStream_t stream);
-
 namespace {
 
 void rotated_amax(Call& call, const declared::RotatedAmax& args, Result& maxima) {

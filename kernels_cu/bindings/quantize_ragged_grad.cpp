@@ -2,12 +2,6 @@
 #include "ragged.h"
 
 namespace jitquant {
-
-RowCut quantize_ragged_grad_cut(DType dtype, int64_t numel, int64_t cols, bool with_dbias);
-cudaError_t launch_quantize_ragged_grad_fp8(const RaggedInput& x, const RaggedScales& scales,
-                                            const RaggedGradient& gradient,
-                                            const RaggedElements& out, cudaStream_t stream);
-
 namespace {
 
 void quantize_ragged_grad_fp8(Call& call, const declared::QuantizeRaggedGradFp8& args, Result& data,

@@ -1,16 +1,8 @@
+#include "../nvfp4/launch.h"
+
 #include "declared/quantize_weight_nvfp4.h"
 
 namespace jitquant {
-
-int weight_amax_partials(const Matrix& w, bool columns, bool tile);
-cudaError_t launch_weight_in_cluster(const Matrix& w, float divisor, float* gsa, Nvfp4Recipe recipe,
-                                     const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_weight_amax_partials(const Matrix& w, float* partials, int count,
-                                        cudaStream_t stream);
-cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, bool columns, bool tile,
-                                         const GlobalScale& scale, Nvfp4Recipe recipe,
-                                         const Nvfp4Output& out, cudaStream_t stream);
-
 namespace {
 
 constexpr const char* kName = "quantize_weight_nvfp4";

@@ -3,11 +3,6 @@
 #include "norm.h"
 
 namespace jitquant {
-
-cudaError_t launch_rmsnorm_fp8(const Matrix& x, const Matrix* residual, const ColumnVector& weight,
-                               float eps, float* inv_rms, const Fp8Scale& scale,
-                               const ElementRows& out, cudaStream_t stream);
-
 namespace {
 
 void rmsnorm_quantize_fp8(Call& call, const declared::RmsnormQuantizeFp8& args, Result& data,

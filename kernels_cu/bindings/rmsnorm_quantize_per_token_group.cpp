@@ -3,12 +3,6 @@
 #include "norm.h"
 
 namespace jitquant {
-
-cudaError_t launch_rmsnorm_per_token_group(const Matrix& x, const Matrix* residual,
-                                           const ColumnVector& weight, float eps, float* inv_rms,
-                                           const GroupNumerics& numerics, const GroupOutput& out,
-                                           int64_t group_size, cudaStream_t stream);
-
 namespace {
 
 void rmsnorm_quantize_per_token_group(Call& call,

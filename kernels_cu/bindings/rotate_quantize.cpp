@@ -3,11 +3,6 @@
 #include "rotate.h"
 
 namespace jitquant {
-
-bool rotate_fp8_partials(const Matrix& x, const Fp8Scale& scale);
-cudaError_t launch_rotate_fp8(const Matrix& x, const Rotation& rotation, const Rope& rope,
-                              const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream);
-
 namespace {
 
 void rotate_quantize_fp8(Call& call, const declared::RotateQuantizeFp8& args, Result& data,

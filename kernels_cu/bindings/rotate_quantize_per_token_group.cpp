@@ -3,12 +3,6 @@
 #include "rotate.h"
 
 namespace jitquant {
-
-cudaError_t launch_rotate_per_token_group(const Matrix& x, const Rotation& rotation,
-                                          const Rope& rope, int64_t group_size,
-                                          const GroupNumerics& numerics, const GroupOutput& out,
-                                          const RowCounts& counts, cudaStream_t stream);
-
 namespace {
 
 void rotate_quantize_per_token_group(Call& call, const declared::RotateQuantizePerTokenGroup& args,

@@ -3,11 +3,6 @@
 #include "gate_and_up.h"
 
 namespace jitquant {
-
-bool swiglu_fp8_partials(const Matrix& fused, const Fp8Scale& scale);
-cudaError_t launch_swiglu_fp8(const Matrix& fused, int64_t run, const Fp8Scale& scale,
-                              const ElementRows& out, cudaStream_t stream);
-
 namespace {
 
 void swiglu_quantize_fp8(Call& call, const declared::SwigluQuantizeFp8& args, Result& data,
