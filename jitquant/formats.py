@@ -282,6 +282,15 @@ def fp4_shapes(
     return codes, (*shape[:-1], blocks)
 
 
+def fp4_scales_shape(
+    codes: tuple[int, ...], scale_layout: str, dim: int = -1, block: int = NVFP4_BLOCK
+) -> tuple[int, ...]:
+    """Shape in memory of the scales of packed codes with this shape; arguments: `fp4_shapes`."""
+    size = CODES_PER_BYTE * codes[dim]
+    shape = (size, *codes[1:]) if dim == 0 else (*codes[:-1], size)
+    return fp4_shapes(shape, scale_layout, dim, block)[1]
+
+
 def scales_shape(
     leading: tuple[int, ...], groups: int, scale_format: str, scale_layout: str
 ) -> tuple[int, ...]:

@@ -17,16 +17,12 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils.dlpack import from_dlpack
 
 from jitquant.formats import (
-    CODES_PER_BYTE,
-    DEINTERLEAVE_OPS,
     FP4_DTYPE,
     INPUT_DTYPES,
     MHC_MAX,
     NVFP4_BLOCK,
     SCALE_DTYPE,
-    WEIGHT_BLOCKS,
-    fp4_shapes,
-    one_of,
+    fp4_scales_shape,
 )
 from jitquant.ops import _checks_memory, _checks_values
 
@@ -227,7 +223,7 @@ def gsa_of_tensor(gsa: Tensor, like: Tensor, like_name: str, name: str = "gsa") 
     """A given gsa of a weight: of one element."""
     if gsa.numel() != 1:
         raise ValueError(f"{name}: expected one element for a weight, got shape {shape_text(gsa)}")
-    gsa_tensor(gsa, 1, like, like_name, name)
+    same_device(gsa, name, like, like_name)
 
 
 def column_weight(weight: Tensor, cols: int, like: Tensor, like_name: str) -> None:
@@ -266,6 +262,10 @@ def residual_tensor(residual: Tensor | None, x: Tensor) -> None:
             "place"
         )
     _checks_memory.own_elements(residual, "residual")
+    _without_grad(residual)
+
+
+def _without_grad(residual: Tensor) -> None:
     if residual.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             "residual: expected a tensor that does not require grad, got one that does. It is "
@@ -316,9 +316,8 @@ def turns(interleave: int, cols: int) -> None:
         )
 
 
-def deinterleave_arguments(fused: Tensor, intermediate: int, interleave: int, op: str) -> None:
+def deinterleave_arguments(fused: Tensor, intermediate: int, interleave: int) -> None:
     """A gate-and-up projection (..., 2 * intermediate) and how its columns are arranged."""
-    one_of("op", op, DEINTERLEAVE_OPS)
     if intermediate < 1 or fused.shape[-1] != 2 * intermediate:
         raise ValueError(
             f"intermediate: expected fused.shape[-1] / 2 for fused of shape {shape_text(fused)}, "
@@ -342,10 +341,14 @@ def packed_tensor(t: Tensor, name: str, dtype: torch.dtype) -> None:
 
 
 def nvfp4_operand(
-    codes: Tensor, scales: Tensor, names: tuple[str, str], dim: int, scale_layout: str
+    codes: Tensor,
+    scales: Tensor,
+    name: str,
+    scales_name: str,
+    dim: int = -1,
+    scale_layout: str = "linear",
 ) -> None:
     """Codes and scales to be read: whole blocks along ``dim``, and a scale for each of them."""
-    name, scales_name = names
     packed_tensor(codes, name, FP4_DTYPE)
     packed_tensor(scales, scales_name, SCALE_DTYPE)
     same_device(scales, scales_name, codes, name)
@@ -353,16 +356,13 @@ def nvfp4_operand(
         raise ValueError(
             f"{name}: expected shape (..., P), or (P, N) with dim=0, got shape {shape_text(codes)}"
         )
-    size, block_bytes = codes.shape[dim], NVFP4_BLOCK // CODES_PER_BYTE
-    if size == 0 or size % block_bytes:
+    if codes.shape[dim] == 0 or codes.shape[dim] % 8:
         raise ValueError(
-            f"{name}: expected a multiple of {block_bytes} bytes ({NVFP4_BLOCK} codes) along the "
-            f"packed dimension, got shape {shape_text(codes)}"
+            f"{name}: expected a multiple of 8 bytes ({NVFP4_BLOCK} codes) along the packed "
+            f"dimension, got shape {shape_text(codes)}"
         )
-    whole = CODES_PER_BYTE * size
-    shape = (whole, codes.shape[1]) if dim == 0 else (*codes.shape[:-1], whole)
-    _, expected = fp4_shapes(shape, scale_layout, dim)
-    if tuple(scales.shape) != tuple(expected):
+    expected = fp4_scales_shape(codes.shape, scale_layout, dim)
+    if tuple(scales.shape) != expected:
         raise ValueError(
             f"{scales_name}: expected shape {tuple(expected)} for {name} of shape "
             f"{shape_text(codes)} and scale_layout {scale_layout!r}, got shape {shape_text(scales)}"
@@ -422,14 +422,13 @@ def row_count(shape: tuple[int, ...] | torch.Size) -> int:
     return math.prod(shape)
 
 
-def weight_arguments(w: Tensor, block: str, dim: int, scale_layout: str) -> None:
+def weight_arguments(w: Tensor, dim: int, scale_layout: str) -> None:
     """A weight and how it is to be packed."""
     if w.dim() != 2:
         raise ValueError(
             f"w: expected shape (N, K), or (K, N) with dim=0, got shape {shape_text(w)}. Quantize "
             "the matrices of a stack one by one: each has its own gsa"
         )
-    one_of("block", block, WEIGHT_BLOCKS)
     dimension(dim)
     if dim == -1:
         return
@@ -449,6 +448,7 @@ def _inv_rms_tensor(inv_rms: Tensor, rows: int, like: Tensor, like_name: str) ->
             f"inv_rms: expected float32 of shape ({rows},), as the first half returns it, got "
             f"{inv_rms.dtype} of shape {shape_text(inv_rms)}"
         )
+    contiguous(inv_rms, "inv_rms")
 
 
 def normalized_arguments(x: Tensor, weight: Tensor, inv_rms: Tensor) -> None:
@@ -463,13 +463,13 @@ def mhc_normalized_arguments(X: Tensor, A: Tensor, weight: Tensor, inv_rms: Tens
     _inv_rms_tensor(inv_rms, row_count(X.shape[:-2]), X, "X")
 
 
-def amax_tensor(amax: Tensor, counts: tuple[int, ...], like: Tensor, like_name: str) -> None:
-    """A given amax: contiguous, of one of these numbers of elements."""
+def amax_tensor(amax: Tensor, count: int, other: int, like: Tensor, like_name: str) -> None:
+    """A given amax: contiguous, of one of two numbers of elements."""
     same_device(amax, "amax", like, like_name)
-    if amax.numel() not in counts or not amax.is_contiguous():
+    if amax.numel() not in (count, other) or not amax.is_contiguous():
         raise ValueError(
-            f"amax: expected {' or '.join(map(str, counts))} contiguous elements, got shape "
-            f"{shape_text(amax)} and strides {tuple(amax.stride())}"
+            f"amax: expected {count}{'' if count == other else f' or {other}'} contiguous "
+            f"elements, got shape {shape_text(amax)} and strides {tuple(amax.stride())}"
         )
 
 

@@ -7,13 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from jitquant.formats import (
-    ACTIVATIONS,
-    BLOCK_SHAPES,
-    GROUP_SIZES,
-    QUANTIZED_MAX,
-    one_of,
-)
+from jitquant.formats import BLOCK_SHAPES, GROUP_SIZES, QUANTIZED_MAX
 from jitquant.ops import _checks
 
 
@@ -28,7 +22,7 @@ def group_size(size: int) -> None:
 
 def block_shape(rows: int, cols: int) -> None:
     """``block`` is one that there are kernels for."""
-    if (rows, cols) not in BLOCK_SHAPES:
+    if rows != cols or rows not in (16, 32, 64, 128):
         raise ValueError(
             f"block: expected one of {', '.join(map(str, BLOCK_SHAPES))}, got {(rows, cols)}. For "
             "blocks of one row call quantize_per_token_group"
@@ -81,25 +75,24 @@ def scale_tensor(scale: Tensor, rows: int, granularity: str, like: Tensor, like_
     _checks.contiguous(scale, "scale")
 
 
-def no_bounds(**values: float | None) -> None:
+def no_bound(name: str, value: float | None) -> None:
     """Bounds of the amax and a given scale exclude each other."""
-    for name, value in values.items():
-        if value is not None:
-            raise ValueError(
-                f"{name}: expected None beside a scale, got {value}. It bounds the amax that a "
-                "scale is computed from"
-            )
+    if value is not None:
+        raise ValueError(
+            f"{name}: expected None beside a scale, got {value}. It bounds the amax that a scale "
+            "is computed from"
+        )
 
 
-def counts_tensor(counts: Tensor, leading: tuple[int, ...], like: Tensor, name: str) -> None:
+def counts_tensor(counts: Tensor, like: Tensor, name: str) -> None:
     """Rows of each batch: integers, one for each index of the dimensions before the rows'."""
     _checks.same_device(counts, "counts", like, name)
-    if len(leading) == 0:
+    if like.dim() == 1:
         raise ValueError(
             f"counts: expected None for {name} of shape {_checks.shape_text(like)}, got a tensor. "
             "Pass (E, T, N) with E counts, or (T, N) with one"
         )
-    batches = _checks.row_count(leading[:-1])
+    batches = _checks.row_count(like.shape[:-2])
     if counts.numel() != batches:
         raise ValueError(
             f"counts: expected {batches} numbers of rows for {name} of shape "
@@ -108,16 +101,14 @@ def counts_tensor(counts: Tensor, leading: tuple[int, ...], like: Tensor, name: 
     _checks.contiguous(counts, "counts")
 
 
-def gate_and_up(fused: Tensor, interleave: int) -> int:
-    """A fused gate-and-up tensor (..., 2 * N); returns N."""
+def gate_and_up(fused: Tensor, interleave: int) -> None:
+    """A fused gate-and-up tensor (..., 2 * N)."""
     if fused.shape[-1] % 2:
         raise ValueError(
             "fused: expected shape (..., 2 * N), gate and up, got shape "
             f"{_checks.shape_text(fused)}"
         )
-    cols: int = fused.shape[-1] // 2
-    _checks.turns(interleave, cols)
-    return cols
+    _checks.turns(interleave, fused.shape[-1] // 2)
 
 
 def matrix(t: Tensor, name: str) -> None:
@@ -131,7 +122,6 @@ def matrix(t: Tensor, name: str) -> None:
 
 def activation(name: str, act_input: Tensor | None, grad: Tensor) -> None:
     """The activation whose derivative is fused, and what went into it."""
-    one_of("activation", name, ACTIVATIONS)
     if (name == "none") != (act_input is None):
         raise ValueError(
             f"activation: expected an activation and act_input, or neither, got {name!r} with "
@@ -159,31 +149,35 @@ def buffer_of_segments(t: Tensor, name: str) -> None:
         raise ValueError(f"{name}: expected a tensor of one dimension or more, got shape ()")
 
 
-def offsets_tensor(offsets: Tensor, sizes: Tensor | None, like: Tensor, like_name: str) -> int:
-    """Where segments begin and how long they are; returns the number of segments."""
-    for t, name in ((offsets, "offsets"), (sizes, "sizes")):
-        if t is None:
-            continue
-        _checks.same_device(t, name, like, like_name)
-        if t.dim() != 1 or (t.shape[0] == 0 and t is offsets):
-            wanted = "(G + 1,)" if t is offsets else "(G,)"
-            raise ValueError(f"{name}: expected shape {wanted}, got shape {_checks.shape_text(t)}")
-        _checks.contiguous(t, name)
-    count: int = offsets.shape[0] - 1
-    if sizes is not None and sizes.shape[0] != count:
+def offsets_tensor(offsets: Tensor, sizes: Tensor | None, like: Tensor, like_name: str) -> None:
+    """Where segments begin and how long they are."""
+    _checks.same_device(offsets, "offsets", like, like_name)
+    if offsets.dim() != 1 or offsets.shape[0] == 0:
+        raise ValueError(
+            f"offsets: expected shape (G + 1,), got shape {_checks.shape_text(offsets)}"
+        )
+    _checks.contiguous(offsets, "offsets")
+    if sizes is None:
+        return
+    _checks.same_device(sizes, "sizes", like, like_name)
+    if sizes.dim() != 1:
+        raise ValueError(f"sizes: expected shape (G,), got shape {_checks.shape_text(sizes)}")
+    _checks.contiguous(sizes, "sizes")
+    count = offsets.shape[0] - 1
+    if sizes.shape[0] != count:
         raise ValueError(
             f"sizes: expected shape ({count},), one element for each segment of offsets, got shape "
             f"{_checks.shape_text(sizes)}"
         )
-    return count
 
 
 def floats_of_segments(
-    t: Tensor | None, name: str, count: int, like: Tensor, like_name: str
+    t: Tensor | None, name: str, offsets: Tensor, like: Tensor, like_name: str
 ) -> None:
     """One fp32 for each segment."""
     if t is None:
         return
+    count = offsets.shape[0] - 1
     _checks.same_device(t, name, like, like_name)
     if t.dim() != 1 or t.shape[0] != count or not t.is_contiguous():
         raise ValueError(

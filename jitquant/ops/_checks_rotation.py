@@ -19,27 +19,31 @@ def rotation(rotate: str, signs: Tensor | None, cols: int, like: Tensor) -> None
     if signs is None:
         return
     _checks.same_device(signs, "signs", like, "x")
-    if not n or tuple(signs.shape) != (n,) or not signs.is_contiguous():
+    if n == 0 or tuple(signs.shape) != (n,) or not signs.is_contiguous():
         raise ValueError(
             f"signs: expected {f'shape ({n},), contiguous' if n else 'None'} with "
             f"rotate={rotate!r}, got shape {_checks.shape_text(signs)}"
         )
 
 
+def _table(t: Tensor, name: str, cos: Tensor, x: Tensor) -> None:
+    _checks.same_device(t, name, x, "x")
+    if t.dim() != 2 or not t.is_contiguous() or t.shape != cos.shape:
+        raise ValueError(
+            f"{name}: expected shape (P, R / 2), contiguous, the same for cos and sin, got shape "
+            f"{_checks.shape_text(t)}"
+        )
+
+
 def rope(cos: Tensor | None, sin: Tensor | None, x: Tensor) -> None:
     """Tables of rotary position embedding for the first columns of the rows of ``x``."""
     if cos is None or sin is None:
-        if cos is not sin:
+        if (cos is None) != (sin is None):
             raise ValueError("rope: expected both cos and sin, or neither, got one of them")
         return
     rows, cols = _checks.row_count(x.shape[:-1]), x.shape[-1]
-    for t, name in ((cos, "cos"), (sin, "sin")):
-        _checks.same_device(t, name, x, "x")
-        if t.dim() != 2 or not t.is_contiguous() or t.shape != cos.shape:
-            raise ValueError(
-                f"{name}: expected shape (P, R / 2), contiguous, the same for cos and sin, got "
-                f"shape {_checks.shape_text(t)}"
-            )
+    _table(cos, "cos", cos, x)
+    _table(sin, "sin", cos, x)
     positions, half = cos.shape
     if half % 16 or not 0 < 2 * half <= cols:
         raise ValueError(

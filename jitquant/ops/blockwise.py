@@ -76,7 +76,7 @@ def _plan_group(
     _checks_fp8.group_size(group_size)
     _checks_fp8.bounds(dtype, fp8_min, fp8_max)
     if counts is not None:
-        _checks_fp8.counts_tensor(counts, rows.leading, rows.like, rows.name)
+        _checks_fp8.counts_tensor(counts, rows.like, rows.name)
     groups = ceil_div(rows.cols, group_size)
     scales = _scales(rows.leading, groups, scale_format, scale_layout)
     return Result((*rows.leading, rows.cols), dtype), scales

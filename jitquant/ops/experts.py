@@ -22,35 +22,37 @@ MOST_EXPERTS = 1024
 MOST_TOP_K = 64
 
 
-def _weights(codes: Tensor, scales: Tensor, gsa: Tensor, name: str) -> tuple[int, int, int]:
-    """The weights of experts: how many, and the rows and columns of one."""
-    _checks.nvfp4_operand(codes, scales, (f"{name}_fp4", f"{name}_sf"), -1, "linear")
+def _weights(
+    codes: Tensor, scales: Tensor, gsa: Tensor, name: str, scales_name: str, gsa_name: str
+) -> None:
+    """The weights of experts, (experts, rows, packed columns)."""
+    _checks.nvfp4_operand(codes, scales, name, scales_name)
     if codes.dim() != 3 or not 1 <= codes.shape[0] <= MOST_EXPERTS:
         raise ValueError(
-            f"{name}_fp4: expected shape (E, N, P), the weights of 1 to {MOST_EXPERTS} experts, "
+            f"{name}: expected shape (E, N, P), the weights of 1 to {MOST_EXPERTS} experts, "
             f"got shape {_checks.shape_text(codes)}"
         )
     count, rows, packed = codes.shape
-    _checks.same_device(gsa, f"{name}_gsa", codes, f"{name}_fp4")
+    _checks.same_device(gsa, gsa_name, codes, name)
     if gsa.numel() not in (1, count, count * rows) or not gsa.is_contiguous():
         raise ValueError(
-            f"{name}_gsa: expected one contiguous element, {count} (one for each expert) or "
+            f"{gsa_name}: expected one contiguous element, {count} (one for each expert) or "
             f"{count * rows} (one for each row), got shape {_checks.shape_text(gsa)} and strides "
             f"{tuple(gsa.stride())}"
         )
     if rows >= 2**20 or CODES_PER_BYTE * packed > 2**30:
         raise ValueError(
-            f"{name}_fp4: expected less than 2^20 rows in an expert and 2^30 columns, got shape "
+            f"{name}: expected less than 2^20 rows in an expert and 2^30 columns, got shape "
             f"{_checks.shape_text(codes)}"
         )
-    return count, rows, CODES_PER_BYTE * packed
 
 
-def _rows(x: Tensor, cols: int, like: Tensor, like_name: str, fewer: int = 0) -> None:
+def _rows(x: Tensor, like: Tensor, like_name: str, fewer: int = 0) -> None:
     if x.dtype not in (torch.bfloat16, torch.float16):
         raise TypeError(f"x: expected bfloat16 or float16, got {x.dtype}. Convert it with .to()")
     _checks.input_tensor(x, "x")
     _checks.same_device(x, "x", like, like_name)
+    cols = CODES_PER_BYTE * like.shape[2]
     if x.dim() != 2 or not cols - fewer <= x.shape[1] <= cols:
         raise ValueError(
             f"x: expected shape (T, {cols}) for {like_name} of shape {_checks.shape_text(like)}, "
@@ -73,15 +75,16 @@ def _plan_grouped(
     x_gsa: Tensor | None,
     dtype: torch.dtype | None,
 ) -> Plan:
-    count, rows, cols = _weights(w_fp4, w_sf, w_gsa, "w")
+    _weights(w_fp4, w_sf, w_gsa, "w_fp4", "w_sf", "w_gsa")
+    count, rows, packed = w_fp4.shape
     if x_sf is None:
-        _rows(x, cols, w_fp4, "w_fp4", NVFP4_BLOCK - 1)
+        _rows(x, w_fp4, "w_fp4", NVFP4_BLOCK - 1)
     else:
-        _checks.nvfp4_operand(x, x_sf, ("x", "x_sf"), -1, "linear")
+        _checks.nvfp4_operand(x, x_sf, "x", "x_sf")
         _checks.same_device(x, "x", w_fp4, "w_fp4")
-        if x.dim() != 2 or CODES_PER_BYTE * x.shape[1] != cols:
+        if x.dim() != 2 or x.shape[1] != packed:
             raise ValueError(
-                f"x: expected shape (T, {cols // 2}) for w_fp4 of shape "
+                f"x: expected shape (T, {packed}) for w_fp4 of shape "
                 f"{_checks.shape_text(w_fp4)}, got shape {_checks.shape_text(x)}"
             )
         if x_gsa is None:
@@ -111,14 +114,17 @@ def _plan_experts(
     topk_weights: Tensor,
     dtype: torch.dtype | None,
 ) -> Plan:
-    count, rows, cols = _weights(gate_up_fp4, gate_up_sf, gate_up_gsa, "gate_up")
+    _weights(gate_up_fp4, gate_up_sf, gate_up_gsa, "gate_up_fp4", "gate_up_sf", "gate_up_gsa")
     _checks.same_device(down_fp4, "down_fp4", gate_up_fp4, "gate_up_fp4")
-    if _weights(down_fp4, down_sf, down_gsa, "down") != (count, cols, rows / 2):
+    _weights(down_fp4, down_sf, down_gsa, "down_fp4", "down_sf", "down_gsa")
+    count, rows, packed = gate_up_fp4.shape
+    cols = CODES_PER_BYTE * packed
+    if rows % 4 or down_fp4.shape != (count, cols, rows // 4):
         raise ValueError(
-            f"down_fp4: expected shape ({count}, {cols}, {rows / 4:g}) for gate_up_fp4 of shape "
+            f"down_fp4: expected shape ({count}, {cols}, {rows // 4}) for gate_up_fp4 of shape "
             f"{_checks.shape_text(gate_up_fp4)}, got shape {_checks.shape_text(down_fp4)}"
         )
-    _rows(x, cols, gate_up_fp4, "gate_up_fp4")
+    _rows(x, gate_up_fp4, "gate_up_fp4")
     _integers(topk_ids, "topk_ids", x)
     if (
         topk_ids.dim() != 2

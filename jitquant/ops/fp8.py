@@ -99,7 +99,8 @@ def _plan_scaled(
 ) -> tuple[Result, ...]:
     given = scale is not None or scale_value is not None
     if given:
-        _checks_fp8.no_bounds(scale_ub=scale_ub, amax_eps=amax_eps)
+        _checks_fp8.no_bound("scale_ub", scale_ub)
+        _checks_fp8.no_bound("amax_eps", amax_eps)
     if scale is not None:
         if scale_value is not None:
             raise ValueError("scale: expected a tensor or a number, got both")
@@ -119,7 +120,8 @@ def _plan_from_amax(
     rows: Rows, amax: Tensor, dtype: torch.dtype, granularity: str
 ) -> tuple[Result, ...]:
     by_row = granularity == "row"
-    _checks.amax_tensor(amax, (rows.count if by_row else 1,), rows.like, rows.name)
+    count = rows.count if by_row else 1
+    _checks.amax_tensor(amax, count, count, rows.like, rows.name)
     floats = fp32(*rows.leading, 1) if by_row else fp32(1)
     return Result((*rows.leading, rows.cols), dtype), floats
 
@@ -235,14 +237,14 @@ def _plan_dequantize(
             "scale_inv: expected float8_e8m0fnu or its bytes as uint8 with scale_layout "
             f"'swizzled_128x4', got {scale_inv.dtype}. Scales of other dtypes have another layout"
         )
-    leading: tuple[int, ...] = tuple(data.shape[:-1])
     packed = "ue8m0_packed" if scale_inv.dtype == torch.int32 else "float32"
-    wanted: tuple[int, ...] = (1,)
-    if block_rows:
-        if block_rows > 1:
-            leading = (*data.shape[:-2], ceil_div(data.shape[-2], block_rows))
-        groups = ceil_div(data.shape[-1], block_cols) if block_cols else 1
-        wanted = scales_shape(leading, groups, packed, scale_layout)
+    lines = (
+        (*data.shape[:-2], ceil_div(data.shape[-2], block_rows))
+        if block_rows > 1
+        else data.shape[:-1]
+    )
+    groups = ceil_div(data.shape[-1], block_cols) if block_cols else 1
+    wanted = scales_shape(lines, groups, packed, scale_layout) if block_rows else (1,)
     if tuple(scale_inv.shape) != tuple(wanted) or not scale_inv.is_contiguous():
         raise ValueError(
             f"scale_inv: expected shape {tuple(wanted)}, contiguous, for data of shape "
@@ -597,7 +599,8 @@ def _over(
     if halved:
         ops.source.accepts[of].check(of, x)
         interleave = arguments["interleave"]
-        run = interleave or _checks_fp8.gate_and_up(x, interleave)
+        _checks_fp8.gate_and_up(x, interleave)
+        run = interleave or x.shape[-1] // 2
     granularity = arguments["granularity"]
     one_of("granularity", granularity, GRANULARITIES)
     amax = _sharded.amax_over(

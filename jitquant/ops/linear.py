@@ -45,22 +45,33 @@ def _bias(bias: Tensor, n: int, x: Tensor) -> None:
         )
 
 
-def _weight(w_fp4: Tensor, w_sf: Tensor, w_gsa: Tensor) -> tuple[int, int]:
-    """Checks a weight and returns its rows and columns, K up to a multiple of 16."""
-    _checks.nvfp4_operand(w_fp4, w_sf, ("w_fp4", "w_sf"), -1, "linear")
+def _weight(w_fp4: Tensor, w_sf: Tensor, w_gsa: Tensor) -> None:
+    """Checks a weight."""
+    _checks.nvfp4_operand(w_fp4, w_sf, "w_fp4", "w_sf")
     if w_fp4.dim() != 2:
         raise ValueError(f"w_fp4: expected shape (N, P), got shape {_checks.shape_text(w_fp4)}")
     _checks.gsa_of_tensor(w_gsa, w_fp4, "w_fp4", "w_gsa")
-    return w_fp4.shape[0], CODES_PER_BYTE * w_fp4.shape[1]
 
 
-def _rows_of(x: Tensor) -> None:
-    """Checks that x, which is strided, has rows, at one distance from each other."""
-    if x.dim() == 0 or (x.stride(-1) != 1 and x.shape[-1] != 1):
+def _epilogue(
+    x: Tensor, n: int, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype
+) -> None:
+    """Checks what is added to y (..., N) of ``dtype``."""
+    if bias is not None:
+        _bias(bias, n, x)
+    if residual is None:
+        return
+    _checks.same_device(residual, "residual", x, "x")
+    shape = (*x.shape[:-1], n)
+    if residual.dtype != dtype or residual.shape != shape or not residual.is_contiguous():
         raise ValueError(
-            "x: expected shape (..., K) with a contiguous last dimension, got shape "
-            f"{_checks.shape_text(x)} and strides {tuple(x.stride())}. Call x.contiguous() first"
+            f"residual: expected {dtype} of shape {shape}, contiguous, got {residual.dtype} of "
+            f"shape {_checks.shape_text(residual)} and strides {tuple(residual.stride())}"
         )
+
+
+def _one_stride(x: Tensor) -> None:
+    """Checks that the rows of x are at one distance from each other."""
     if x.numel() > 0 and not _evenly_strided(x):
         raise ValueError(
             f"x: expected rows at one stride, got shape {_checks.shape_text(x)} and strides "
@@ -75,33 +86,17 @@ def _values(x: Tensor) -> None:
             f"x: expected bfloat16 or float16, got {x.dtype}. Convert it with .to(), or quantize it"
         )
     _checks.input_tensor(x, "x")
-    _rows_of(x)
+    _one_stride(x)
 
 
-def _columns(own: int, cols: int, w_fp4: Tensor, *, whole: bool = False) -> None:
+def _columns(own: int, w_fp4: Tensor, *, whole: bool = False) -> None:
     """Checks the columns of x."""
+    cols = CODES_PER_BYTE * w_fp4.shape[1]
     if not cols - NVFP4_BLOCK < own <= cols or (whole and own != cols):
         raise ValueError(
             f"x: expected {cols - NVFP4_BLOCK + 1} to {cols} columns for w_fp4 of shape "
             f"{_checks.shape_text(w_fp4)}, got {own}"
         )
-
-
-def _plan_epilogue(
-    x: Tensor, n: int, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype
-) -> Plan:
-    """Checks what is added, and plans y (..., N) of ``dtype``."""
-    if bias is not None:
-        _bias(bias, n, x)
-    shape = (*x.shape[:-1], n)
-    if residual is not None:
-        _checks.same_device(residual, "residual", x, "x")
-        if residual.dtype != dtype or residual.shape != shape or not residual.is_contiguous():
-            raise ValueError(
-                f"residual: expected {dtype} of shape {shape}, contiguous, got {residual.dtype} of "
-                f"shape {_checks.shape_text(residual)} and strides {tuple(residual.stride())}"
-            )
-    return Plan(x.device, (Result(shape, dtype),))
 
 
 def _plan(
@@ -115,25 +110,27 @@ def _plan(
     residual: Tensor | None,
     dtype: torch.dtype | None,
 ) -> Plan:
-    n, cols = _weight(w_fp4, w_sf, w_gsa)
+    _weight(w_fp4, w_sf, w_gsa)
     _checks.same_device(x, "x", w_fp4, "w_fp4")
     if x_sf is None:
         _values(x)
-        _columns(x.shape[-1], cols, w_fp4)
+        _columns(x.shape[-1], w_fp4)
     else:
-        _checks.nvfp4_operand(x, x_sf, ("x", "x_sf"), -1, "linear")
+        _checks.nvfp4_operand(x, x_sf, "x", "x_sf")
         if x_gsa is None:
             raise ValueError("x_gsa: expected the gsa of x beside x_sf, got None")
-        _columns(CODES_PER_BYTE * x.shape[-1], cols, w_fp4, whole=True)
+        _columns(CODES_PER_BYTE * x.shape[-1], w_fp4, whole=True)
     if x_gsa is not None:
         _checks.gsa_tensor(x_gsa, _checks.row_count(x.shape[:-1]), x, "x", "x_gsa")
-    if dtype is None:
-        dtype = x.dtype if x_sf is None else torch.bfloat16
-    return _plan_epilogue(x, n, bias, residual, dtype)
+    own = x.dtype if x_sf is None else torch.bfloat16
+    n, to = w_fp4.shape[0], own if dtype is None else dtype
+    _epilogue(x, n, bias, residual, to)
+    return Plan(x.device, (Result((*x.shape[:-1], n), to),))
 
 
 def _plan_refold(w_fp4: Tensor, w_sf: Tensor, w_gsa: Tensor) -> Plan:
-    n, cols = _weight(w_fp4, w_sf, w_gsa)
+    _weight(w_fp4, w_sf, w_gsa)
+    n, cols = w_fp4.shape[0], CODES_PER_BYTE * w_fp4.shape[1]
     return Plan(w_fp4.device, (Result((n, cols), torch.float8_e4m3fn), fp32(n)))
 
 
@@ -147,13 +144,18 @@ def _plan_fp8(
     residual: Tensor | None,
     dtype: torch.dtype | None,
 ) -> Plan:
-    n, cols = _weight(w_fp4, w_sf, w_gsa)
+    _weight(w_fp4, w_sf, w_gsa)
     _checks.same_device(x, "x", w_fp4, "w_fp4")
     if x.dtype != torch.float8_e4m3fn:
         raise TypeError(f"x: expected float8_e4m3fn, got {x.dtype}. quantize_fp8 returns it")
     _checks.strided(x, "x")
-    _rows_of(x)
-    _columns(x.shape[-1], cols, w_fp4)
+    if x.dim() == 0 or (x.stride(-1) != 1 and x.shape[-1] != 1):
+        raise ValueError(
+            "x: expected shape (..., K) with a contiguous last dimension, got shape "
+            f"{_checks.shape_text(x)} and strides {tuple(x.stride())}. Call x.contiguous() first"
+        )
+    _one_stride(x)
+    _columns(x.shape[-1], w_fp4)
     rows = _checks.row_count(x.shape[:-1])
     _checks.same_device(x_scale_inv, "x_scale_inv", x, "x")
     fits = x_scale_inv.numel() in (1, rows) and x_scale_inv.is_contiguous()
@@ -163,7 +165,9 @@ def _plan_fp8(
             f"{x_scale_inv.dtype} of shape {_checks.shape_text(x_scale_inv)}. quantize_fp8 returns "
             "them with granularity 'tensor' or 'row'"
         )
-    return _plan_epilogue(x, n, bias, residual, torch.bfloat16 if dtype is None else dtype)
+    n, to = w_fp4.shape[0], torch.bfloat16 if dtype is None else dtype
+    _epilogue(x, n, bias, residual, to)
+    return Plan(x.device, (Result((*x.shape[:-1], n), to),))
 
 
 #: Bounds of few rows of x, and of some: each range has its own kernels (linear_tiles.cuh).

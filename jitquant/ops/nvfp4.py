@@ -117,13 +117,13 @@ def _plan_given(
 def _plan_from_amax(
     rows: Rows, source: Source, amax: Tensor, scale_layout: str, dim: int = -1
 ) -> tuple[Result, ...]:
-    counts = (1,) if source.granularity is None else (1, rows.count)
-    _checks.amax_tensor(amax, counts, rows.like, rows.name)
+    count = 1 if source.granularity is None else rows.count
+    _checks.amax_tensor(amax, 1, count, rows.like, rows.name)
     return (*fp4((*rows.leading, rows.cols), scale_layout, dim), fp32(amax.numel()))
 
 
 def _plan_from_maxima(rows: Rows, amax: Tensor, scale_layout: str) -> tuple[Result, ...]:
-    _checks.amax_tensor(amax, (1, MAX_PARTIALS), rows.like, rows.name)
+    _checks.amax_tensor(amax, 1, MAX_PARTIALS, rows.like, rows.name)
     return (*fp4((*rows.leading, rows.cols), scale_layout), fp32(1))
 
 
@@ -293,21 +293,20 @@ def _plan_dequantize(
     _checks.dimension(dim)
     if dim == 0 and scale_layout != "linear":
         raise ValueError(f"scale_layout: expected 'linear' with dim=0, got {scale_layout!r}")
-    _checks.nvfp4_operand(x_fp4, x_sf, ("x_fp4", "x_sf"), dim, scale_layout)
+    _checks.nvfp4_operand(x_fp4, x_sf, "x_fp4", "x_sf", dim, scale_layout)
     codes = CODES_PER_BYTE * x_fp4.shape[dim]
-    if cols is None:
-        cols = codes
-    if not codes - NVFP4_BLOCK < cols <= codes:
+    width = codes if cols is None else cols
+    if not codes - NVFP4_BLOCK < width <= codes:
         raise ValueError(
             f"cols: expected {codes - NVFP4_BLOCK + 1} to {codes} for x_fp4 of shape "
-            f"{_checks.shape_text(x_fp4)}, got {cols}"
+            f"{_checks.shape_text(x_fp4)}, got {width}"
         )
     leading = x_fp4.shape[:-1]
     if dim == 0:
         _checks.gsa_of_tensor(gsa, x_fp4, "x_fp4")
     else:
         _checks.gsa_tensor(gsa, _checks.row_count(leading), x_fp4, "x_fp4")
-    shape = (cols, x_fp4.shape[1]) if dim == 0 else (*leading, cols)
+    shape = (width, x_fp4.shape[1]) if dim == 0 else (*leading, width)
     return Plan(x_fp4.device, (Result(shape, torch.bfloat16 if dtype is None else dtype),))
 
 
@@ -927,7 +926,8 @@ def _amax_over(process_group: ProcessGroup, source: Source, arguments: dict[str,
     if source.cols is not None:
         cols, run = arguments["intermediate"], arguments["interleave"]
         source.accepts[source.of].check(source.of, x)
-        _checks.deinterleave_arguments(x, cols, run, arguments["op"])
+        one_of("op", arguments["op"], DEINTERLEAVE_OPS)
+        _checks.deinterleave_arguments(x, cols, run)
         run = run or cols
     _sharded.check_blocks(cols, granularity, process_group)
     activate = arguments.get("op") == "swiglu"

@@ -60,12 +60,15 @@ _MAKER = "QuantizedRaggedTensor.empty(shape, offsets, ...)"
 
 def _segments(
     x: Tensor, name: str, offsets: Tensor, scale: Tensor | None, sizes: Tensor | None
-) -> tuple[int, Result]:
-    """The number of segments, and a float for each."""
+) -> None:
     _checks_fp8.buffer_of_segments(x, name)
-    count = _checks_fp8.offsets_tensor(offsets, sizes, x, name)
-    _checks_fp8.floats_of_segments(scale, "scale", count, x, name)
-    return count, fp32(count)
+    _checks_fp8.offsets_tensor(offsets, sizes, x, name)
+    _checks_fp8.floats_of_segments(scale, "scale", offsets, x, name)
+
+
+def _floats(offsets: Tensor) -> Result:
+    """A float for each segment."""
+    return fp32(offsets.shape[0] - 1)
 
 
 def _plan_fp8(
@@ -75,7 +78,8 @@ def _plan_fp8(
     sizes: Tensor | None,
     dtype: torch.dtype,
 ) -> Plan:
-    _, floats = _segments(x, "x", offsets, scale, sizes)
+    _segments(x, "x", offsets, scale, sizes)
+    floats = _floats(offsets)
     return Plan(x.device, (Result(tuple(x.shape), dtype), floats, floats))
 
 
@@ -89,7 +93,7 @@ def _plan_grad_fp8(
     with_dbias: bool,
     dtype: torch.dtype,
 ) -> Plan:
-    count, floats = _segments(grad, "grad", offsets, scale, sizes)
+    _segments(grad, "grad", offsets, scale, sizes)
     _checks_fp8.activation(activation, act_input, grad)
     if grad.shape[-1] == 0:
         raise ValueError(
@@ -101,12 +105,14 @@ def _plan_grad_fp8(
             "Offsets of one dimension count elements, which have no bias gradients. Reshape it and "
             "count rows, or pass dbias=False"
         )
-    dbias = fp32(count if with_dbias else 0, grad.shape[-1])
+    floats = _floats(offsets)
+    dbias = fp32(floats.shape[0] if with_dbias else 0, grad.shape[-1])
     return Plan(grad.device, (Result(tuple(grad.shape), dtype), floats, floats, dbias))
 
 
 def _plan_nvfp4(x: Tensor, offsets: Tensor, scale: Tensor | None, sizes: Tensor | None) -> Plan:
-    _, floats = _segments(x, "x", offsets, scale, sizes)
+    _segments(x, "x", offsets, scale, sizes)
+    floats = _floats(offsets)
     blocks = ceil_div(_checks.row_count(x.shape), NVFP4_BLOCK)
     return Plan(
         x.device,
@@ -153,9 +159,9 @@ def _plan_dequantize_fp8(
     sizes: Tensor | None,
     dtype: torch.dtype | None,
 ) -> Plan:
-    _checks.contiguous(data, "data")
-    count = _checks_fp8.offsets_tensor(offsets, sizes, data, "data")
-    _checks_fp8.floats_of_segments(scale_inv, "scale_inv", count, data, "data")
+    _checks_fp8.buffer_of_segments(data, "data")
+    _checks_fp8.offsets_tensor(offsets, sizes, data, "data")
+    _checks_fp8.floats_of_segments(scale_inv, "scale_inv", offsets, data, "data")
     out = Result(tuple(data.shape), torch.bfloat16 if dtype is None else dtype)
     return Plan(data.device, (out,))
 
@@ -175,8 +181,8 @@ def _plan_dequantize_nvfp4(
     _checks.packed_tensor(x_fp4, "x_fp4", FP4_DTYPE)
     _checks.packed_tensor(x_sf, "x_sf", SCALE_DTYPE)
     _checks.same_device(x_sf, "x_sf", x_fp4, "x_fp4")
-    count = _checks_fp8.offsets_tensor(offsets, sizes, x_fp4, "x_fp4")
-    _checks_fp8.floats_of_segments(gsa, "gsa", count, x_fp4, "x_fp4")
+    _checks_fp8.offsets_tensor(offsets, sizes, x_fp4, "x_fp4")
+    _checks_fp8.floats_of_segments(gsa, "gsa", offsets, x_fp4, "x_fp4")
     blocks = ceil_div(numel, NVFP4_BLOCK)
     if numel < 0 or tuple(x_fp4.shape) != (blocks * _BLOCK_BYTES,):
         raise ValueError(

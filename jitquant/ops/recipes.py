@@ -35,8 +35,7 @@ from jitquant.formats import (
     ScaleLayout,
     Select,
     WeightBlock,
-    fp4_shapes,
-    one_of,
+    fp4_scales_shape,
 )
 from jitquant.numerics import recipes as numerics
 from jitquant.ops import _checks, _checks_fp8, _checks_rotation, _sharded, sources
@@ -70,11 +69,11 @@ __all__ = [
 def _check_rounding(
     rounding: str, rng_state: Tensor | None, random_bytes: Tensor | None, like: Tensor
 ) -> None:
-    given = [t is not None for t in (rng_state, random_bytes)]
-    if sum(given) != (rounding == "stochastic"):
+    given = int(rng_state is not None) + int(random_bytes is not None)
+    if given != int(rounding == "stochastic"):
         raise ValueError(
             "rng_state and random_bytes: expected one of them with rounding 'stochastic', none "
-            f"with 'nearest', got {sum(given)} with {rounding!r}"
+            f"with 'nearest', got {given} with {rounding!r}"
         )
     if rng_state is not None:
         _checks.same_device(rng_state, "rng_state", like, "x")
@@ -85,21 +84,24 @@ def _check_rounding(
             )
         _checks.contiguous(rng_state, "rng_state")
     if random_bytes is not None:
-        _check_bytes(random_bytes, "random_bytes", like, "x")
+        _checks.same_device(random_bytes, "random_bytes", like, "x")
+        _check_bytes(random_bytes, "random_bytes", like.shape, "x")
 
 
-def _check_bytes(given: Tensor, name: str, like: Tensor, like_name: str) -> None:
-    _checks.same_device(given, name, like, "x")
-    if given.dtype != torch.uint8 or given.shape != like.shape:
+def _check_bytes(given: Tensor, name: str, shape: tuple[int, ...], like_name: str) -> None:
+    if given.dtype != torch.uint8 or given.shape != shape:
         raise ValueError(
-            f"{name}: expected uint8 of shape {_checks.shape_text(like)}, as {like_name}, got "
+            f"{name}: expected uint8 of shape {tuple(shape)}, as {like_name}, got "
             f"{given.dtype} of shape {_checks.shape_text(given)}"
         )
     _checks.contiguous(given, name)
 
 
 def _check_together(block: str, rotate: str, select: str, rounding: str, e4m3_max: int) -> None:
-    one_of("e4m3_max", e4m3_max, E4M3_MAXIMA)
+    if e4m3_max not in E4M3_MAXIMA:
+        raise ValueError(
+            f"e4m3_max: expected one of {', '.join(map(str, E4M3_MAXIMA))}, got {e4m3_max}"
+        )
     if block == "16x16" and numerics.hadamard_size(rotate) > NVFP4_BLOCK:
         raise ValueError(
             f"rotate: expected 'none', 'te' or '16' with block='16x16', got {rotate!r}. A wider "
@@ -154,8 +156,9 @@ def _plan_recipe(
     rows = _checks.row_count(x.shape[:-1])
     if granularity == "row" and block != "1x16":
         raise ValueError("block: expected '1x16' with granularity='row', got '16x16'")
-    counts = (rows,) if granularity == "row" else (1,) if from_gsa else (1, MAX_PARTIALS)
-    _checks.amax_tensor(amax, counts, x, "x")
+    count = rows if granularity == "row" else 1
+    other = count if granularity == "row" or from_gsa else MAX_PARTIALS
+    _checks.amax_tensor(amax, count, other, x, "x")
     return Plan(
         x.device,
         (
@@ -194,34 +197,30 @@ def _plan_dequantize_mxfp4(
             "x_fp4: expected shape (..., P) with P a multiple of 16 bytes (32 codes), got shape "
             f"{_checks.shape_text(x_fp4)}"
         )
-    leading = tuple(x_fp4.shape[:-1])
-    wanted = fp4_shapes((*leading, 2 * size), scale_layout, block=MXFP4_BLOCK)[1]
+    wanted = fp4_scales_shape(x_fp4.shape, scale_layout, block=MXFP4_BLOCK)
     if tuple(x_sf.shape) != wanted:
         raise ValueError(
-            f"x_sf: expected shape {wanted} for x_fp4 of shape {_checks.shape_text(x_fp4)} and "
-            f"scale_layout {scale_layout!r}, got shape {_checks.shape_text(x_sf)}"
+            f"x_sf: expected shape {tuple(wanted)} for x_fp4 of shape "
+            f"{_checks.shape_text(x_fp4)} and scale_layout {scale_layout!r}, got shape "
+            f"{_checks.shape_text(x_sf)}"
         )
-    if cols is None:
-        cols = 2 * size
-    if not 2 * size - MXFP4_BLOCK < cols <= 2 * size:
+    width = 2 * size if cols is None else cols
+    if not 2 * size - MXFP4_BLOCK < width <= 2 * size:
         raise ValueError(
             f"cols: expected {2 * size - MXFP4_BLOCK + 1} to {2 * size} for x_fp4 of shape "
-            f"{_checks.shape_text(x_fp4)}, got {cols}"
+            f"{_checks.shape_text(x_fp4)}, got {width}"
         )
-    return Plan(
-        x_fp4.device, (Result((*leading, cols), torch.bfloat16 if dtype is None else dtype),)
-    )
+    out = Result((*x_fp4.shape[:-1], width), torch.bfloat16 if dtype is None else dtype)
+    return Plan(x_fp4.device, (out,))
 
 
-def _matrix(x: Tensor, rotate: str, signs: Tensor | None) -> tuple[int, int]:
+def _rotated_matrix(x: Tensor, rotate: str, signs: Tensor | None) -> None:
     _checks_fp8.matrix(x, "x")
-    rows, cols = x.shape
-    _checks_rotation.rotation(rotate, signs, rows, x)
-    return rows, cols
+    _checks_rotation.rotation(rotate, signs, x.shape[0], x)
 
 
 def _plan_both_amax(x: Tensor, rotate: str, signs: Tensor | None) -> Plan:
-    _matrix(x, rotate, signs)
+    _rotated_matrix(x, rotate, signs)
     return Plan(x.device, (fp32(2, BOTH_PARTIALS),))
 
 
@@ -240,16 +239,19 @@ def _plan_both(
     random_bytes_t: Tensor | None,
     from_gsa_t: Tensor | None,
 ) -> Plan:
-    rows, cols = _matrix(x, rotate, signs)
+    _rotated_matrix(x, rotate, signs)
+    rows, cols = x.shape
     _check_rounding(rounding, rng_state, random_bytes, x)
     if (random_bytes is None) != (random_bytes_t is None):
         raise ValueError(
             "random_bytes: expected bytes for x and for its transpose, or neither, got one of them"
         )
     if random_bytes_t is not None:
-        _check_bytes(random_bytes_t, "random_bytes_t", x.T, "the transpose of x")
+        _checks.same_device(random_bytes_t, "random_bytes_t", x, "x")
+        shape_t = (x.shape[1], x.shape[0])
+        _check_bytes(random_bytes_t, "random_bytes_t", shape_t, "the transpose of x")
     _check_together(block, rotate, select, rounding, e4m3_max)
-    if block == "16x16" and (rotate, rounding) != ("none", "nearest"):
+    if block == "16x16" and (rotate != "none" or rounding != "nearest"):
         raise ValueError(
             "rotate and rounding: expected 'none' and 'nearest' with block='16x16', got "
             f"{rotate!r} and {rounding!r}. The transpose has the same codes"
@@ -260,7 +262,8 @@ def _plan_both(
             raise ValueError(
                 f"from_gsa_t: expected one element, got shape {_checks.shape_text(from_gsa_t)}"
             )
-    _checks.amax_tensor(amax, (2 * BOTH_PARTIALS if from_gsa_t is None else 1,), x, "x")
+    count = 2 * BOTH_PARTIALS if from_gsa_t is None else 1
+    _checks.amax_tensor(amax, count, count, x, "x")
     return Plan(
         x.device,
         (

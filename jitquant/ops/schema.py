@@ -276,6 +276,8 @@ class Op:
         choices: by argument, the names that are accepted.
         accepts: by argument, other rules of what is accepted.
         rules: these in the order that they are checked in.
+        checks: other functions that refuse arguments, which bindings have too.
+        source: where values come from, if it is a product.
         plan: checks the arguments and describes the results.
         reference: computes the results, as a tuple; arguments are taken as valid.
         default: the functional overload.
@@ -321,6 +323,8 @@ class Op:
         self.accepts = dict(accepts or {})
         self.numbers = {k: rule for k, rule in self.accepts.items() if isinstance(rule, Number)}
         self.rules = sorted(self.accepts.items(), key=lambda item: item[0] not in self.numbers)
+        self.checks: tuple[Callable[..., object], ...] = (plan,)
+        self.source: Source | None = None
         self._maker = maker
         self.rows_apart = rows_apart
         self._sources = [f"{module}.cu"]
@@ -832,7 +836,7 @@ def product(name: str, source: Source, cast: Cast, *, kind: type[Op] = Op, **res
         results = quantize({**arguments, "v": v, "leading": leading, "inverse": inverse})
         return (*results, inverse) if source.inv_rms else results
 
-    return kind(
+    op = kind(
         name,
         (*cast.results, "inv_rms") if source.inv_rms else cast.results,
         arguments=text,
@@ -845,3 +849,6 @@ def product(name: str, source: Source, cast: Cast, *, kind: type[Op] = Op, **res
         accepts={**source.accepts, **cast.accepts},
         **rest,
     )
+    op.source = source
+    op.checks = (cast.plan,) if source.check is None else (source.check, cast.plan)
+    return op

@@ -1,5 +1,6 @@
 // gsa = amax / divisor of a whole tensor, in one launch.
 #include "kernels.cuh"
+#include "launch.h"
 
 namespace jitquant {
 

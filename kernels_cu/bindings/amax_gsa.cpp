@@ -1,11 +1,8 @@
+#include "../amax/launch.h"
+
 #include "declared/amax_gsa.h"
 
 namespace jitquant {
-
-int amax_gsa_blocks(const Matrix& x);
-cudaError_t launch_amax_gsa(const Matrix& x, float divisor, float* partials, int blocks, float* gsa,
-                            cudaStream_t stream);
-
 namespace {
 
 void compute_amax_gsa(Call& call, const declared::ComputeAmaxGsa& args, Result& gsa) {

@@ -96,20 +96,41 @@ void check_own_memory(const Reached* all, const std::vector<std::string>& names)
   }
 }
 
-bool has_shape(const View& t, const Shape& shape) {
-  bool same = t.dim() == shape.dim();
-  for (int64_t i = 0; same && i < t.dim(); ++i) same = t.size(i) == shape.size(i);
-  return same;
+Shape scales_shape(const Shape& leading, int64_t groups, std::string_view scale_format,
+                   std::string_view scale_layout) {
+  if (scale_format == "ue8m0_packed") groups = ceil_div(groups, 4);
+  if (scale_layout == "row" || scale_layout == "linear") return leading.and_then(groups);
+  const int64_t padded = 4 * ceil_div(groups, 4), last = leading.dim() - 1;
+  if (scale_layout == "row_padded") return leading.and_then(padded);
+  if (swizzled_of(scale_layout)) return Shape::of(swizzled_rows(count_of(leading)), padded);
+  const int64_t rows = last < 0 ? 1 : leading.size(last);
+  return leading.first(last < 0 ? 0 : last)
+      .and_then(groups, scale_layout == "column" ? rows : 4 * ceil_div(rows, 4));
 }
 
-void check_cuda(const View& t, const char* name, const View* like) {
+bool evenly_strided(const View& t) {
+  std::optional<int64_t> next;
+  for (int64_t i = t.dim() - 2; i >= 0; --i) {
+    if (t.size(i) == 1) continue;
+    if (next && t.stride(i) != *next) return false;
+    next = t.size(i) * t.stride(i);
+  }
+  return true;
+}
+
+void fail_on_device(const View& t, const char* name, const View& like) {
   JITQUANT_CHECK(t.is_cuda(), name,
                  ": expected a tensor on cuda, got one on the CPU. Move it with ", name,
                  ".to('cuda')");
-  JITQUANT_CHECK(like == nullptr || t.get_device_index() == like->get_device_index(), name,
-                 ": expected a tensor on cuda:", like ? like->get_device_index() : -1,
-                 ", as the input is, got one on cuda:", t.get_device_index(),
-                 ". Move one of them with .to()");
+  fail(name, ": expected a tensor on cuda:", like.get_device_index(),
+       ", as the input is, got one on cuda:", t.get_device_index(),
+       ". Move one of them with .to()");
+}
+
+const uint8_t* bytes_of(const View& t, const char* name, int64_t alignment) {
+  JITQUANT_CHECK(aligned(t.data, alignment), name, ": expected memory aligned to ", alignment,
+                 " bytes, got another address. Pass ", name, ".clone()");
+  return static_cast<const uint8_t*>(t.data);
 }
 
 DType dtype_of(ScalarType dtype, const char* name) {
@@ -130,10 +151,6 @@ Matrix rows_of(const View& t, const char* name, int64_t leading, int64_t element
   Matrix m = {};
   m.data = t.const_data_ptr();
   m.cols = t.size(t.dim() - 1);
-  JITQUANT_CHECK(m.cols >= 1, name, ": expected one column or more, got shape ", shape_text(t));
-  JITQUANT_CHECK(m.cols == 1 || t.stride(t.dim() - 1) == 1, name,
-                 ": expected a contiguous last dimension (stride 1), got strides ",
-                 strides_text(t));
   m.rows = 1;
   int64_t sizes[3] = {1, 1, 1}, strides[3] = {0, 0, 0};  // innermost first
   int count = 0;
@@ -171,7 +188,6 @@ Matrix matrix_of(const View& t, const char* name, int64_t leading) {
 }
 
 Matrix matrix_of(const View& t, const char* name) {
-  check_cuda(t, name);
   return matrix_of(t, name, t.dim() - 1);
 }
 
@@ -192,8 +208,8 @@ void check_kind(const View& t, const char* name, ScalarType dtype, const Shape& 
                 const View& like) {
   JITQUANT_CHECK(t.dtype == dtype || (holds_bytes(dtype) && t.dtype == ScalarType::Byte), name,
                  ": expected ", dtype_text(dtype), " for this call, got ", dtype_text(t.dtype));
-  check_cuda(t, name, &like);
-  JITQUANT_CHECK(has_shape(t, shape), name, ": expected shape ", shape_text(shape),
+  check_device(&t, name, like);
+  JITQUANT_CHECK(shape.is_of(t), name, ": expected shape ", shape_text(shape),
                  " for this call, got shape ", shape_text(t));
 }
 
@@ -233,55 +249,11 @@ void check_dtype(const char* name, ScalarType dtype, std::initializer_list<Scala
   fail(name, ": expected ", expected, ", got ", dtype_text(dtype), way_out);
 }
 
-void check_values(const char* name, const View& t, int64_t least_dim, const char* shape) {
-  JITQUANT_CHECK(t.dtype == ScalarType::BFloat16 || t.dtype == ScalarType::Half ||
-                     t.dtype == ScalarType::Float,
-                 name, ": expected bfloat16, float16 or float32, got ", dtype_text(t.dtype),
-                 ". Convert it with ", name, ".to(torch.bfloat16)");
-  JITQUANT_CHECK(t.dim() >= least_dim, name, ": expected shape ", shape, ", got shape ",
-                 shape_text(t), ". Add dimensions with ", name, ".reshape(...)");
-  const int64_t last = t.dim() - 1;
-  JITQUANT_CHECK(t.size(last) != 0, name, ": expected shape ", shape, " with N >= 1, got shape ",
-                 shape_text(t), ". An empty tensor may have no rows, but needs columns");
-  JITQUANT_CHECK(t.stride(last) == 1 || t.size(last) == 1, name,
-                 ": expected a contiguous last dimension (stride 1), got strides ", strides_text(t),
-                 ". Call ", name, ".contiguous() first");
-}
-
-void check_contiguous(const View& t, const char* name) {
-  JITQUANT_CHECK(t.is_contiguous(), name, ": expected a contiguous tensor, got strides ",
-                 strides_text(t), ". Call ", name, ".contiguous() first");
-}
-
-void check_turns(int64_t interleave, int64_t cols) {
-  JITQUANT_CHECK(interleave == 0 || (interleave > 0 && cols % interleave == 0),
-                 "interleave: expected 0 for [gate | up], or a divisor of ", cols,
-                 ", the columns of each, got ", interleave);
-}
-
-void check_packed_kind(const View& t, const char* name, ScalarType dtype) {
-  JITQUANT_CHECK(t.dtype == dtype || t.dtype == ScalarType::Byte, name, ": expected ",
-                 dtype_text(dtype), " or its bytes as torch.uint8, got ", dtype_text(t.dtype),
-                 ". View it with ", name, ".view(torch.uint8)");
-  JITQUANT_CHECK(t.is_contiguous(), name, ": expected a contiguous tensor, got strides ",
-                 strides_text(t), ". Make a contiguous copy with ", name,
-                 ".view(torch.uint8).contiguous()");
-}
-
-GlobalScale given_scale(const View& gsa, const char* name, int64_t rows, const View& like,
-                        const char* like_name) {
-  check_cuda(gsa, name, &like);
+GlobalScale given_scale(const View& gsa) {
   GlobalScale scale = {};
   scale.gsa = static_cast<const float*>(gsa.const_data_ptr());
-  if (gsa.numel() == 1) {
-    scale.kind = GlobalScale::kTensor;
-    return scale;
-  }
-  JITQUANT_CHECK(gsa.dim() == 1 && gsa.size(0) == rows, name, ": expected one element or shape (",
-                 rows, ",), one for each row of ", like_name, ", got shape ", shape_text(gsa),
-                 ". Flatten it with ", name, ".reshape(-1)");
-  scale.kind = GlobalScale::kRows;
-  scale.stride = gsa.stride(0);
+  scale.kind = gsa.numel() == 1 ? GlobalScale::kTensor : GlobalScale::kRows;
+  if (scale.kind == GlobalScale::kRows) scale.stride = gsa.stride(0);
   return scale;
 }
 
@@ -293,41 +265,25 @@ GlobalScale value_scale(float value, float* gsa_out) {
   return scale;
 }
 
-GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out, const View& like) {
-  check_cuda(amax, "amax", &like);
-  JITQUANT_CHECK(amax.numel() >= 1 && amax.numel() <= kMaxPartials && amax.is_contiguous(),
-                 "amax: expected 1 to ", kMaxPartials, " contiguous elements, got shape ",
-                 shape_text(amax), " and strides ", strides_text(amax));
+GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out) {
   GlobalScale scale = partials_scale(static_cast<const float*>(amax.const_data_ptr()),
                                      static_cast<int>(amax.numel()), divisor, gsa_out);
   scale.kind = GlobalScale::kAmax;
   return scale;
 }
 
-GlobalScale amax_or_rows_scale(const View& amax, int64_t rows, float divisor, float* gsa_out,
-                               const View& like) {
-  if (amax.numel() == 1) return amax_scale(amax, divisor, gsa_out, like);
-  GlobalScale scale = given_scale(amax, "amax", rows, like, "input");
+GlobalScale amax_or_rows_scale(const View& amax, float divisor, float* gsa_out) {
+  if (amax.numel() == 1) return amax_scale(amax, divisor, gsa_out);
+  GlobalScale scale = given_scale(amax);
   scale.kind = GlobalScale::kRowAmax;
   scale.divisor = divisor;
   scale.gsa_out = gsa_out;
   return scale;
 }
 
-ColumnVector column_vector(const View& weight, const Matrix& x, const View& like,
-                           const char* like_name) {
-  check_cuda(weight, "weight", &like);
-  JITQUANT_CHECK(weight.dtype == like.dtype || weight.dtype == ScalarType::Float,
-                 "weight: expected ", like_name, "'s dtype ", dtype_text(like.dtype),
-                 " or float32, got ", dtype_text(weight.dtype), ". Convert it with weight.to(",
-                 like_name, ".dtype)");
-  JITQUANT_CHECK(weight.dim() == 1 && weight.size(0) == x.cols, "weight: expected shape (", x.cols,
-                 ",), one element for each column of ", like_name, ", got shape ",
-                 shape_text(weight));
-  check_contiguous(weight, "weight");
-  const DType dtype = dtype_of(weight, "weight");
+ColumnVector column_vector(const View& weight) {
   const void* data = weight.const_data_ptr();
-  return {data, dtype == DType::kFloat32, aligned(data, 16)};
+  return {data, weight.dtype == ScalarType::Float, aligned(data, 16)};
 }
 
 void* Result::memory(const char* name, ScalarType dtype, const Shape& shape, const View& like) {

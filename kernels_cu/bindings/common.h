@@ -23,9 +23,11 @@ namespace jitquant {
 // a device without a context, but does not switch back to it.
 int32_t current_device();
 
-// The shape of a result: leading sizes of an input, which must outlive it, plus one or two more.
+// A shape: leading sizes of a tensor, which must outlive it, plus up to three more.
 class Shape {
  public:
+  Shape() = default;
+  Shape(const View& t) : lead_(t.sizes), leading_(t.rank) {}  // NOLINT: a tensor has a shape
   static Shape of(const View& like, int64_t leading, int64_t last) {
     return {like.sizes, leading, {last, 0}, 1};
   }
@@ -43,20 +45,78 @@ class Shape {
     }
     return false;
   }
+  bool is_of(const View& t) const {
+    bool same = t.rank == dim();
+    for (int64_t i = 0; same && i < leading_; ++i) same = t.sizes[i] == lead_[i];
+    for (int64_t i = 0; same && i < trailing_; ++i) same = t.sizes[leading_ + i] == tail_[i];
+    return same;
+  }
+  // Its first `count` sizes.
+  Shape first(int64_t count) const {
+    return {lead_, count < leading_ ? count : leading_, tail_,
+            count > leading_ ? count - leading_ : 0};
+  }
+  template <class... Sizes>
+  Shape and_then(Sizes... sizes) const {
+    Shape longer = *this;
+    ((longer.tail_[longer.trailing_++] = sizes), ...);
+    return longer;
+  }
 
  private:
-  Shape(const int64_t* lead, int64_t leading, std::array<int64_t, 2> tail, int64_t trailing)
+  Shape(const int64_t* lead, int64_t leading, std::array<int64_t, 3> tail, int64_t trailing)
       : lead_(lead), leading_(leading), tail_(tail), trailing_(trailing) {}
 
-  const int64_t* lead_;
-  int64_t leading_;
-  std::array<int64_t, 2> tail_;
-  int64_t trailing_;
+  const int64_t* lead_ = nullptr;
+  int64_t leading_ = 0;
+  std::array<int64_t, 3> tail_ = {};
+  int64_t trailing_ = 0;
 };
 
-bool has_shape(const View& t, const Shape& shape);
+inline int64_t count_of(const Shape& shape) {
+  int64_t count = 1;
+  for (int64_t i = 0; i < shape.dim(); ++i) count *= shape.size(i);
+  return count;
+}
 
-void check_cuda(const View& t, const char* name, const View* like = nullptr);
+inline int64_t ceil_div(int64_t a, int64_t b) {
+  return a / b + (a % b > 0);
+}
+
+inline bool swizzled_of(std::string_view scale_layout) {
+  return scale_layout == "swizzled_128x4";
+}
+
+// As in jitquant.formats: the shapes of scales in memory.
+inline Shape fp4_scales_shape(const Shape& codes, std::string_view scale_layout, int64_t dim,
+                              int64_t block) {
+  const int64_t last = codes.dim() - 1, blocks = 2 * codes.size(dim == 0 ? 0 : last) / block;
+  if (dim == 0) return Shape::of(blocks, codes.size(1));
+  const Shape leading = codes.first(last);
+  if (!swizzled_of(scale_layout)) return leading.and_then(blocks);
+  return Shape::of(swizzled_rows(count_of(leading)), swizzled_blocks(blocks));
+}
+Shape scales_shape(const Shape& leading, int64_t groups, std::string_view scale_format,
+                   std::string_view scale_layout);
+
+// The neighbors that a rotation mixes.
+inline int64_t hadamard_size(std::string_view rotate) {
+  if (rotate == "none") return 0;
+  if (rotate == "te") return 16;
+  int64_t size = 0;
+  for (const char digit : rotate) size = 10 * size + (digit - '0');
+  return size;
+}
+
+// Whether the rows of a tensor are at one distance from each other.
+bool evenly_strided(const View& t);
+
+[[noreturn]] void fail_on_device(const View& t, const char* name, const View& like);
+
+// A tensor, if there is one, is on the CUDA device of another one.
+inline void check_device(const View* t, const char* name, const View& like) {
+  if (t != nullptr && !(t->cuda && t->device == like.device)) fail_on_device(*t, name, like);
+}
 
 DType dtype_of(ScalarType dtype, const char* name);
 
@@ -72,6 +132,9 @@ inline bool aligned(const void* p, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
 
+// Codes or scales, which are read so many bytes at a time.
+const uint8_t* bytes_of(const View& t, const char* name, int64_t alignment);
+
 // The rows of a tensor. The last dimension holds the columns. The first `leading` dimensions form
 // the rows, in place and with any strides. The caller handles the dimensions in between.
 Matrix rows_of(const View& t, const char* name, int64_t leading, int64_t element_bytes);
@@ -84,10 +147,6 @@ Matrix matrix_of(const View& t, const char* name);
 inline Nvfp4Recipe recipe_of(std::string_view recipe) {
   if (recipe == "te") return Nvfp4Recipe::kTe;
   return recipe == "vllm" ? Nvfp4Recipe::kVllm : Nvfp4Recipe::kTeFlush;
-}
-
-inline bool swizzled_of(std::string_view scale_layout) {
-  return scale_layout == "swizzled_128x4";
 }
 
 inline bool by_row(std::string_view granularity) {
@@ -236,18 +295,6 @@ void check_dtype(const char* name, const std::optional<T>& given,
   if (given) check_dtype(name, *given, accepted, expected, way_out);
 }
 
-// Refuses a tensor to quantize with the same message as jitquant.ops._checks.input_tensor.
-void check_values(const char* name, const View& t, int64_t least_dim, const char* shape);
-
-// Refuses strides with the same message as jitquant.ops._checks.contiguous.
-void check_contiguous(const View& t, const char* name);
-
-// Refuses runs of columns with the same message as jitquant.ops._checks.turns.
-void check_turns(int64_t interleave, int64_t cols);
-
-// Refuses codes or scales to read with the same message as jitquant.ops._checks.packed_tensor.
-void check_packed_kind(const View& t, const char* name, ScalarType dtype);
-
 // The tensor behind an argument, and whether it is written.
 inline const View* tensor_of(const View& t) {
   return &t;
@@ -327,20 +374,17 @@ struct PackedShape {
 };
 
 // A gsa tensor with one element, or one per row.
-GlobalScale given_scale(const View& gsa, const char* name, int64_t rows, const View& like,
-                        const char* like_name);
+GlobalScale given_scale(const View& gsa);
 
 GlobalScale value_scale(float value, float* gsa_out);
 
 // Partial maxima; the largest is the amax of the tensor.
-GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out, const View& like);
+GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out);
 
 // The amax of a tensor, or one per row.
-GlobalScale amax_or_rows_scale(const View& amax, int64_t rows, float divisor, float* gsa_out,
-                               const View& like);
+GlobalScale amax_or_rows_scale(const View& amax, float divisor, float* gsa_out);
 
-ColumnVector column_vector(const View& weight, const Matrix& x, const View& like,
-                           const char* like_name = "x");
+ColumnVector column_vector(const View& weight);
 
 }  // namespace jitquant
 #pragma GCC visibility pop

@@ -6,10 +6,6 @@
 
 namespace jitquant {
 
-cudaError_t launch_deinterleave_quantize_nvfp4(const Matrix& fused, int64_t run, bool activate,
-                                               const GlobalScale& scale, Nvfp4Recipe recipe,
-                                               const Nvfp4Output& out, cudaStream_t stream);
-
 // The fused projection, the shape of its output, and the run length that DeinterleaveSource takes.
 struct Deinterleave {
   Matrix matrix;
@@ -19,11 +15,8 @@ struct Deinterleave {
   static Deinterleave of(const View& fused, int64_t intermediate, int64_t interleave,
                          std::string_view scale_layout) {
     const Matrix m = matrix_of(fused, "fused");
-    JITQUANT_CHECK(
-        intermediate >= 1 && intermediate < (int64_t{1} << 31) && m.cols == 2 * intermediate,
-        "intermediate: expected fused.shape[-1] / 2 for fused of shape ", shape_text(fused),
-        ", got ", intermediate);
-    check_turns(interleave, intermediate);
+    JITQUANT_CHECK(intermediate < int64_t{1} << 31,
+                   "intermediate: expected fewer than 2^31 columns, got ", intermediate);
     return {
         m, PackedShape::of(fused, fused.dim() - 1, m.rows, intermediate, swizzled_of(scale_layout)),
         interleave == 0 ? intermediate : interleave};
@@ -34,7 +27,7 @@ inline void deinterleave_given(Call& call, const declared::DeinterleaveQuantizeN
                                Result& x_fp4, Result& x_sf) {
   const Deinterleave in =
       Deinterleave::of(args.fused, args.intermediate, args.interleave, args.scale_layout);
-  const GlobalScale scale = given_scale(args.gsa, "gsa", in.matrix.rows, args.fused, "fused");
+  const GlobalScale scale = given_scale(args.gsa);
   const bool activate = activates(args.op);
   const Nvfp4Recipe r = recipe_of(args.recipe);
   const Nvfp4Output out = in.shape.output(x_fp4, x_sf, args.fused);

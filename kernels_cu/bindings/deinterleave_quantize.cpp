@@ -2,16 +2,6 @@
 #include "deinterleave.h"
 
 namespace jitquant {
-
-int deinterleave_amax_partials(const Matrix& fused);
-cudaError_t launch_deinterleave_amax_quantize_nvfp4(const Matrix& fused, int64_t run, bool activate,
-                                                    float divisor, float* partials, float* gsa,
-                                                    Nvfp4Recipe recipe, const Nvfp4Output& out,
-                                                    cudaStream_t stream);
-cudaError_t launch_deinterleave_quantize_nvfp4_rows(const Matrix& fused, int64_t run, bool activate,
-                                                    float divisor, float* gsa, Nvfp4Recipe recipe,
-                                                    const Nvfp4Output& out, cudaStream_t stream);
-
 namespace {
 
 constexpr const char* kName = "deinterleave_amax_quantize_nvfp4";
@@ -55,8 +45,8 @@ void deinterleave_from_amax(Call& call, const declared::DeinterleaveQuantizeNvfp
   const Nvfp4Recipe r = recipe_of(args.recipe);
   const float d = static_cast<float>(args.divisor);
   const Nvfp4Output out = in.shape.output(x_fp4, x_sf, args.fused);
-  const GlobalScale scale = amax_or_rows_scale(
-      args.amax, in.matrix.rows, d, gsa.floats("gsa", args.amax.numel(), args.fused), args.fused);
+  const GlobalScale scale =
+      amax_or_rows_scale(args.amax, d, gsa.floats("gsa", args.amax.numel(), args.fused));
   const Launching at(call, args.fused);
   check_launch(
       launch_deinterleave_quantize_nvfp4(in.matrix, in.run, activate, scale, r, out, at.stream),

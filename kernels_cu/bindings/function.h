@@ -5,11 +5,12 @@
 //   JITQUANT_FUNCTIONS(function<&row_gsa>())
 //
 // declared/row_gsa.h is generated from the op's declaration: the schema's text, the arguments, and
-// the checks of names and numbers. The function checks everything else, allocates the results, and
-// only then creates a Launching and launches.
+// their checks. The function checks what only its kernel limits, allocates the results, and only
+// then creates a Launching and launches.
 //
 // The loader links function.cpp to every module whose binding includes this header, and common.cpp
-// likewise. It compiles both once. So a binding compiles without torch's headers.
+// and declared/checks.cpp likewise. It compiles them once. So a binding compiles without torch's
+// headers.
 #pragma once
 
 #include <cstddef>

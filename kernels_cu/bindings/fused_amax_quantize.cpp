@@ -3,15 +3,6 @@
 #include "quantize.h"
 
 namespace jitquant {
-
-int amax_partials(const Matrix& x);
-cudaError_t launch_amax_quantize_nvfp4(const Matrix& x, float divisor, float* partials, float* gsa,
-                                       Nvfp4Recipe recipe, const Nvfp4Output& out,
-                                       cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4_rows(const Matrix& x, float divisor, float* gsa,
-                                       Nvfp4Recipe recipe, const Nvfp4Output& out,
-                                       cudaStream_t stream);
-
 namespace {
 
 constexpr const char* kName = "amax_quantize_nvfp4";
@@ -48,8 +39,8 @@ void from_amax(Call& call, const declared::QuantizeNvfp4FromAmax& args, Result& 
   const PackedShape shape =
       PackedShape::of(args.x, args.x.dim() - 1, m.rows, m.cols, swizzled_of(args.scale_layout));
   const Nvfp4Output out = shape.output(x_fp4, x_sf, args.x);
-  const GlobalScale scale = amax_or_rows_scale(
-      args.amax, m.rows, d, gsa.floats("gsa", args.amax.numel(), args.x), args.x);
+  const GlobalScale scale =
+      amax_or_rows_scale(args.amax, d, gsa.floats("gsa", args.amax.numel(), args.x));
   const Launching at(call, args.x);
   check_launch(launch_quantize_nvfp4(m, scale, r, out, at.stream), kName);
 }

@@ -1,47 +1,22 @@
+#include "../nvfp4/launch.h"
+
 #include "declared/fused_mhc_rmsnorm_quantize.h"
 #include "norm.h"
 
 namespace jitquant {
-
-int mhc_amax_partials(const HyperConnection& mix, const ColumnVector& weight);
-cudaError_t launch_mhc_rows(const HyperConnection& mix, const ColumnVector& weight, float eps,
-                            float* inv_rms, const RowScale& scale, Nvfp4Recipe recipe,
-                            const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_mhc_quantize(const HyperConnection& mix, const ColumnVector& weight,
-                                float* inv_rms, const GlobalScale& scale, Nvfp4Recipe recipe,
-                                const Nvfp4Output& out, cudaStream_t stream);
-
 namespace {
-
-constexpr int64_t kMaxStreams = 8;
 
 // X is (..., H, N), A (..., H).
 HyperConnection mix_of(const View& X, const View& A) {
-  check_cuda(X, "X");
-  check_cuda(A, "A", &X);
   const int64_t leading = X.dim() - 2;
   HyperConnection mix = {};
   mix.x = matrix_of(X, "X", leading);
-  const int64_t streams = X.size(leading);
-  JITQUANT_CHECK(streams >= 1 && streams <= kMaxStreams,
-                 "X: expected shape (..., n_hc, N) with n_hc from 1 to ", kMaxStreams,
-                 ", got shape ", shape_text(X));
-  mix.streams = static_cast<int>(streams);
+  mix.streams = static_cast<int>(X.size(leading));
   mix.stream_stride = X.stride(leading);
   mix.x.vector = mix.x.vector && mix.stream_stride * element_size(mix.x.dtype) % 16 == 0;
-
-  bool same = A.dim() == leading + 1;
-  for (int64_t i = 0; same && i <= leading; ++i) same = A.size(i) == X.size(i);
-  JITQUANT_CHECK(same, "A: expected X's shape without its last dimension, ",
-                 shape_text(Shape::of(X, leading, streams)), ", got shape ", shape_text(A));
-  JITQUANT_CHECK(A.dtype == X.dtype || A.dtype == ScalarType::Float, "A: expected X's dtype ",
-                 dtype_text(X.dtype), " or float32, got ", dtype_text(A.dtype),
-                 ". Convert it with A.to(X.dtype)");
-  check_contiguous(A, "A");
-  const DType dtype = dtype_of(A, "A");
   mix.weights = A.const_data_ptr();
-  mix.weights_fp32 = dtype == DType::kFloat32;
-  mix.weight_row_stride = streams;
+  mix.weights_fp32 = A.dtype == ScalarType::Float;
+  mix.weight_row_stride = mix.streams;
   mix.weight_stride = 1;
   return mix;
 }
@@ -51,10 +26,10 @@ void run(Call& call, const View& X, const View& A, const View& weight, const Nor
          const View* given, std::string_view scale_layout, Result& x_fp4, Result& x_sf, Result* gsa,
          Result& inv_rms) {
   const HyperConnection mix = mix_of(X, A);
-  const ColumnVector w = column_vector(weight, mix.x, X, "X");
+  const ColumnVector w = column_vector(weight);
   const int64_t rows = mix.x.rows;
   GlobalScale scale = {};
-  if (given != nullptr) scale = given_scale(*given, "gsa", rows, X, "X");
+  if (given != nullptr) scale = given_scale(*given);
   const PackedShape shape =
       PackedShape::of(X, X.dim() - 2, rows, mix.x.cols, swizzled_of(scale_layout));
   const Nvfp4Output out = shape.output(x_fp4, x_sf, X);
@@ -91,7 +66,7 @@ void mhc_from_gsa(Call& call, const declared::MhcRmsnormQuantizeNvfp4FromGsa& ar
 void mhc_rmsnorm_amax(Call& call, const declared::MhcRmsnormAmax& args, Result& amax,
                       Result& inv_rms) {
   const HyperConnection mix = mix_of(args.X, args.A);
-  const ColumnVector w = column_vector(args.weight, mix.x, args.X, "X");
+  const ColumnVector w = column_vector(args.weight);
   const float e = static_cast<float>(args.eps);
   float* maxima = amax.floats("amax", kMaxPartials, args.X);
   float* inv = inv_rms.floats("inv_rms", mix.x.rows, args.X);
@@ -104,14 +79,14 @@ void mhc_rmsnorm_amax(Call& call, const declared::MhcRmsnormAmax& args, Result& 
 void mhc_from_amax(Call& call, const declared::MhcRmsnormQuantizeNvfp4FromAmax& args, Result& x_fp4,
                    Result& x_sf, Result& gsa) {
   const HyperConnection mix = mix_of(args.X, args.A);
-  const ColumnVector w = column_vector(args.weight, mix.x, args.X, "X");
-  float* inv = given_inv_rms(args.inv_rms, mix.x.rows, args.X);
+  const ColumnVector w = column_vector(args.weight);
+  float* inv = given_inv_rms(args.inv_rms);
   const Nvfp4Recipe r = recipe_of(args.recipe);
   const float d = static_cast<float>(args.divisor);
   const PackedShape shape = PackedShape::of(args.X, args.X.dim() - 2, mix.x.rows, mix.x.cols,
                                             swizzled_of(args.scale_layout));
   const Nvfp4Output out = shape.output(x_fp4, x_sf, args.X);
-  const GlobalScale scale = amax_scale(args.amax, d, gsa.floats("gsa", 1, args.X), args.X);
+  const GlobalScale scale = amax_scale(args.amax, d, gsa.floats("gsa", 1, args.X));
   const Launching at(call, args.X);
   check_launch(launch_mhc_quantize(mix, w, inv, scale, r, out, at.stream),
                "mhc_rmsnorm_quantize_nvfp4");

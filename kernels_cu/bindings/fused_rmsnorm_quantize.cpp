@@ -1,16 +1,9 @@
+#include "../nvfp4/launch.h"
+
 #include "declared/fused_rmsnorm_quantize.h"
 #include "norm.h"
 
 namespace jitquant {
-
-int rmsnorm_amax_partials(const Matrix& x, const Matrix* residual, const ColumnVector& weight);
-cudaError_t launch_rmsnorm_rows(const Matrix& x, const Matrix* residual, const ColumnVector& weight,
-                                float eps, float* inv_rms, const RowScale& scale,
-                                Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_rmsnorm_quantize(const Matrix& x, const ColumnVector& weight, float* inv_rms,
-                                    const GlobalScale& scale, Nvfp4Recipe recipe,
-                                    const Nvfp4Output& out, cudaStream_t stream);
-
 namespace {
 
 // Either `given` (gsa as a tensor) or `gsa` (where a computed one goes) is null.
@@ -18,11 +11,11 @@ void run(Call& call, const View& x, const View& weight, const std::optional<InPl
          const NormArguments& a, const View* given, std::string_view scale_layout, Result& x_fp4,
          Result& x_sf, Result* gsa, Result& inv_rms) {
   const Matrix m = matrix_of(x, "x");
-  const ColumnVector w = column_vector(weight, m, x);
-  const std::optional<Matrix> r = residual_of(residual, x);
+  const ColumnVector w = column_vector(weight);
+  const std::optional<Matrix> r = residual_of(residual);
   const Matrix* residual_rows = r ? &*r : nullptr;
   GlobalScale scale = {};
-  if (given != nullptr) scale = given_scale(*given, "gsa", m.rows, x, "x");
+  if (given != nullptr) scale = given_scale(*given);
   const PackedShape shape =
       PackedShape::of(x, x.dim() - 1, m.rows, m.cols, swizzled_of(scale_layout));
   const Nvfp4Output out = shape.output(x_fp4, x_sf, x);
@@ -61,8 +54,8 @@ void rmsnorm_from_gsa(Call& call, const declared::RmsnormQuantizeNvfp4FromGsa& a
 
 void rmsnorm_amax(Call& call, const declared::RmsnormAmax& args, Result& amax, Result& inv_rms) {
   const Matrix m = matrix_of(args.x, "x");
-  const ColumnVector w = column_vector(args.weight, m, args.x);
-  const std::optional<Matrix> r = residual_of(args.residual, args.x);
+  const ColumnVector w = column_vector(args.weight);
+  const std::optional<Matrix> r = residual_of(args.residual);
   const float e = static_cast<float>(args.eps);
   float* maxima = amax.floats("amax", kMaxPartials, args.x);
   float* inv = inv_rms.floats("inv_rms", m.rows, args.x);
@@ -76,14 +69,14 @@ void rmsnorm_amax(Call& call, const declared::RmsnormAmax& args, Result& amax, R
 void rmsnorm_from_amax(Call& call, const declared::RmsnormQuantizeNvfp4FromAmax& args,
                        Result& x_fp4, Result& x_sf, Result& gsa) {
   const Matrix m = matrix_of(args.x, "x");
-  const ColumnVector w = column_vector(args.weight, m, args.x);
-  float* inv = given_inv_rms(args.inv_rms, m.rows, args.x);
+  const ColumnVector w = column_vector(args.weight);
+  float* inv = given_inv_rms(args.inv_rms);
   const Nvfp4Recipe r = recipe_of(args.recipe);
   const float d = static_cast<float>(args.divisor);
   const PackedShape shape =
       PackedShape::of(args.x, args.x.dim() - 1, m.rows, m.cols, swizzled_of(args.scale_layout));
   const Nvfp4Output out = shape.output(x_fp4, x_sf, args.x);
-  const GlobalScale scale = amax_scale(args.amax, d, gsa.floats("gsa", 1, args.x), args.x);
+  const GlobalScale scale = amax_scale(args.amax, d, gsa.floats("gsa", 1, args.x));
   const Launching at(call, args.x);
   check_launch(launch_rmsnorm_quantize(m, w, inv, scale, r, out, at.stream),
                "rmsnorm_quantize_nvfp4");

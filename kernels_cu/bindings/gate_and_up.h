@@ -11,12 +11,9 @@ struct GateAndUp {
   int64_t cols, run;
 
   GateAndUp(const View& t, int64_t interleave) : fused(matrix_of(t, "fused")) {
-    JITQUANT_CHECK(fused.cols % 2 == 0,
-                   "fused: expected shape (..., 2 * N), gate and up, got shape ", shape_text(t));
     cols = fused.cols / 2;
     JITQUANT_CHECK(cols < (int64_t{1} << 31), "fused: expected fewer than 2^32 columns, got shape ",
                    shape_text(t));
-    check_turns(interleave, cols);
     run = interleave == 0 ? cols : interleave;
   }
 };

@@ -52,25 +52,9 @@ inline GroupNumerics mxfp8_numerics(ScalarType dtype) {
   return n;
 }
 
-inline void check_group_size(int64_t size) {
-  JITQUANT_CHECK(size == 16 || size == 32 || size == 64 || size == 128 || size == 256,
-                 "group_size: expected one of 16, 32, 64, 128, 256, got ", size,
-                 ". For one scale for each row call quantize_fp8 with granularity='row'");
-}
-
-inline void check_block(int64_t rows, int64_t cols) {
-  JITQUANT_CHECK(rows == cols && (rows == 16 || rows == 32 || rows == 64 || rows == 128),
-                 "block: expected one of (16, 16), (32, 32), (64, 64), (128, 128), got (", rows,
-                 ", ", cols, "). For blocks of one row call quantize_per_token_group");
-}
-
 // Whether the rows of block scales are padded to a multiple of four.
 inline bool padded_of(std::string_view scale_layout) {
   return scale_layout == "row_padded";
-}
-
-inline int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
 }
 
 // The scales of `batches` matrices of `rows` rows with `groups` groups each, and the shape of their
@@ -118,23 +102,13 @@ struct RowsOfGroups {
 
   // `cols` is the result's; the result has the shape of x, and `m` has the rows of x.
   static RowsOfGroups of(const View& x, const Matrix& m, int64_t cols, int64_t group_size,
-                         const std::optional<View>& counts, bool zero_padding,
-                         const char* name = "x") {
-    check_group_size(group_size);
+                         const std::optional<View>& counts, bool zero_padding) {
     RowsOfGroups r = {x.dim() - 1,           1, 1, m.rows, cols, ceil_div(cols, group_size),
                       {nullptr, false, true}};
     if (r.leading > 0) r.rows = x.size(r.leading - 1);
     for (int64_t i = 0; i + 1 < r.leading; ++i) r.batches *= x.size(i);
     if (counts) {
-      check_cuda(*counts, "counts", &x);
-      const bool wide = counts->scalar_type() == ScalarType::Long;
-      JITQUANT_CHECK(r.leading > 0, "counts: expected None for ", name, " of shape ", shape_text(x),
-                     ", got a tensor. Pass (E, T, N) with E counts, or (T, N) with one");
-      JITQUANT_CHECK(counts->numel() == r.batches, "counts: expected ", r.batches,
-                     " numbers of rows for ", name, " of shape ", shape_text(x), ", got shape ",
-                     shape_text(*counts));
-      check_contiguous(*counts, "counts");
-      r.counts = {counts->const_data_ptr(), wide, zero_padding};
+      r.counts = {counts->const_data_ptr(), counts->dtype == ScalarType::Long, zero_padding};
     }
     return r;
   }

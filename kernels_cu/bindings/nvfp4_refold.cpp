@@ -3,10 +3,6 @@
 #include "product.h"
 
 namespace jitquant {
-
-cudaError_t launch_nvfp4_refold(const Nvfp4Weight& w, uint8_t* values, float* scale_inv,
-                                cudaStream_t stream);
-
 namespace {
 
 void nvfp4_refold(Call& call, const declared::Nvfp4Refold& args, Result& data, Result& scale_inv) {

@@ -1,17 +1,15 @@
 // Quantization with a given gsa, which two libraries export with different argument names.
 #pragma once
 
+#include "../nvfp4/launch.h"
 #include "declared/quantize_nvfp4.h"
 
 namespace jitquant {
 
-cudaError_t launch_quantize_nvfp4(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
-                                  const Nvfp4Output& out, cudaStream_t stream);
-
 inline void quantize_given(Call& call, const declared::QuantizeNvfp4& args, Result& x_fp4,
                            Result& x_sf) {
   const Matrix m = matrix_of(args.x, "x");
-  const GlobalScale scale = given_scale(args.gsa, "gsa", m.rows, args.x, "x");
+  const GlobalScale scale = given_scale(args.gsa);
   const Nvfp4Recipe r = recipe_of(args.recipe);
   const PackedShape shape =
       PackedShape::of(args.x, args.x.dim() - 1, m.rows, m.cols, swizzled_of(args.scale_layout));

@@ -2,17 +2,11 @@
 #include "groups.h"
 
 namespace jitquant {
-
-cudaError_t launch_quantize_block(const Matrix& w, int64_t matrix_rows, int64_t side,
-                                  const GroupNumerics& numerics, const GroupOutput& out,
-                                  cudaStream_t stream);
-
 namespace {
 
 void quantize_block(Call& call, const declared::QuantizeBlock& args, Result& data,
                     Result& scale_inv) {
   const Matrix m = matrix_of(args.w, "w");
-  check_block(args.block_rows, args.block_cols);
   const GroupNumerics numerics = group_numerics(args, args.eps);
   const bool padded = padded_of(args.scale_layout);
   const int64_t rank = args.w.dim(), rows = args.w.size(rank - 2);

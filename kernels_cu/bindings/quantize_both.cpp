@@ -2,11 +2,6 @@
 #include "groups.h"
 
 namespace jitquant {
-
-cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
-                                 const GroupNumerics& numerics, const GroupOutput& out,
-                                 const GroupOutput& out_t, cudaStream_t stream);
-
 namespace {
 
 // The transpose of a matrix, from which the shapes of its results are derived.
@@ -19,9 +14,6 @@ struct Transposed {
 
 Matrix matrix_of_both(const View& x, const char* name) {
   const Matrix m = matrix_of(x, name);
-  JITQUANT_CHECK(x.dim() == 2 && m.rows >= 1, name,
-                 ": expected shape (M, K) with M and K >= 1, got shape ", shape_text(x),
-                 ". Flatten leading dimensions with ", name, ".flatten(0, -2)");
   constexpr int64_t kMost = 4294967040;  // the kernel counts rows and columns in 32 bits
   JITQUANT_CHECK(m.rows <= kMost && m.cols <= kMost, name, ": expected at most ", kMost,
                  " rows and columns, got shape ", shape_text(x));
@@ -43,7 +35,6 @@ void quantize_per_token_group_both(Call& call, const declared::QuantizePerTokenG
                                    Result& data, Result& scale_inv, Result& data_t,
                                    Result& scale_inv_t) {
   const Matrix m = matrix_of_both(args.x, "x");
-  check_group_size(args.group_size);
   const GroupNumerics numerics = group_numerics(args, args.eps);
   const Transposed t(args.x);
   const ScalesPlan plan = ScalesPlan::of(args.x, 1, 1, m.rows, ceil_div(m.cols, args.group_size),
@@ -77,7 +68,6 @@ GroupScales block_scales(Result& scale_inv, const char* name, ScaleFormat format
 void quantize_block_both(Call& call, const declared::QuantizeBlockBoth& args, Result& data,
                          Result& scale_inv, Result& data_t, Result& scale_inv_t) {
   const Matrix m = matrix_of_both(args.w, "w");
-  check_block(args.block_rows, args.block_cols);
   const GroupNumerics numerics = group_numerics(args, args.eps);
   const bool padded = padded_of(args.scale_layout);
   const Matrix to = data.rows("data", args.dtype, Shape::of(m.rows, m.cols), args.w);

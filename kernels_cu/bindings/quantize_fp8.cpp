@@ -2,19 +2,14 @@
 #include "fp8.h"
 
 namespace jitquant {
-
-bool quantize_fp8_partials(const Matrix& x, const Fp8Scale& scale);
-cudaError_t launch_quantize_fp8(const Matrix& x, const Fp8Scale& scale, const ElementRows& out,
-                                cudaStream_t stream);
-
 namespace {
 
 void quantize_fp8(Call& call, const declared::QuantizeFp8& args, Result& data, Result& scale_inv,
                   Result& amax) {
   const Matrix m = matrix_of(args.x, "x");
-  Fp8Arguments a = Fp8Arguments::of(args.x, m.rows, args, true);
+  Fp8Arguments a = Fp8Arguments::of(args.x, args);
   const ElementRows out =
-      a.results(data, scale_inv, amax, Shape::of(args.x, args.x.dim() - 1, m.cols), args.x);
+      a.results(data, scale_inv, &amax, Shape::of(args.x, args.x.dim() - 1, m.cols), args.x);
   const Launching at(call, args.x);
   const Workspace partials(quantize_fp8_partials(m, a.scale) ? kMaxPartials : 0, args.x);
   a.scale.partials = partials.floats();
@@ -24,9 +19,9 @@ void quantize_fp8(Call& call, const declared::QuantizeFp8& args, Result& data, R
 void from_amax(Call& call, const declared::QuantizeFp8FromAmax& args, Result& data,
                Result& scale_inv) {
   const Matrix m = matrix_of(args.x, "x");
-  Fp8FromAmax a = Fp8FromAmax::of(args.x, m.rows, args);
+  Fp8Arguments a = Fp8Arguments::from_amax(args.x, args);
   const ElementRows out =
-      a.results(data, scale_inv, Shape::of(args.x, args.x.dim() - 1, m.cols), args.x);
+      a.results(data, scale_inv, nullptr, Shape::of(args.x, args.x.dim() - 1, m.cols), args.x);
   const Launching at(call, args.x);
   check_launch(launch_quantize_fp8(m, a.scale, out, at.stream), "quantize_fp8");
 }

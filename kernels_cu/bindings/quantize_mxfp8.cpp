@@ -2,10 +2,6 @@
 #include "groups.h"
 
 namespace jitquant {
-
-cudaError_t launch_quantize_mxfp8(const Matrix& x, const GroupNumerics& numerics,
-                                  const GroupOutput& out, cudaStream_t stream);
-
 namespace {
 
 void quantize_mxfp8(Call& call, const declared::QuantizeMxfp8& args, Result& data,

@@ -2,38 +2,19 @@
 #include "recipes.h"
 
 namespace jitquant {
-
-cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, float* maxima,
-                                   cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4_both(const Matrix& x, const BothScale& scale,
-                                       const Recipe& recipe, const BothBytes& given,
-                                       const Nvfp4Output& out, float* gsa, const Nvfp4Output& out_t,
-                                       float* gsa_t, cudaStream_t stream);
-
 namespace {
 
 Matrix matrix_of_both(const View& x) {
   const Matrix m = matrix_of(x, "x");
-  JITQUANT_CHECK(x.dim() == 2 && m.rows >= 1,
-                 "x: expected shape (M, K) with M and K >= 1, got shape ", shape_text(x),
-                 ". Flatten leading dimensions with x.flatten(0, -2)");
   constexpr int64_t kMost = 2147483520;  // the kernel counts rows and columns in 32 bits
   JITQUANT_CHECK(m.rows <= kMost && m.cols <= kMost, "x: expected at most ", kMost,
                  " rows and columns, got shape ", shape_text(x));
   return m;
 }
 
-// The rotation of the transpose.
-Rotation rotation_of_columns(std::string_view rotate, const std::optional<View>& signs,
-                             int64_t rows, const View& x) {
-  JITQUANT_CHECK(rotate == "none" || rotate == "te", "rotate: expected one of 'none', 'te', got '",
-                 rotate, "'");
-  return rotation_of(rotate, signs, rows, x);
-}
-
 void nvfp4_both_amax(Call& call, const declared::Nvfp4BothAmax& args, Result& maxima) {
   const Matrix m = matrix_of_both(args.x);
-  const Rotation rotation = rotation_of_columns(args.rotate, args.signs, m.rows, args.x);
+  const Rotation rotation = rotation_of(args.rotate, args.signs);
   void* const out = maxima.memory("maxima", ScalarType::Float, Shape::of(2, kBothPartials), args.x);
   const Launching at(call, args.x);
   check_launch(launch_nvfp4_both_amax(m, rotation, static_cast<float*>(out), at.stream),
@@ -45,38 +26,19 @@ void quantize_nvfp4_both(Call& call, const declared::QuantizeNvfp4Both& args, Re
                          Result& gsa_t) {
   const Matrix m = matrix_of_both(args.x);
   Recipe recipe = {};
-  recipe.rotation = rotation_of_columns(args.rotate, args.signs, m.rows, args.x);
+  recipe.rotation = rotation_of(args.rotate, args.signs);
   recipe.select = select_of(args.select);
-  recipe.rounding = rounding_of(args.rounding, args.rng_state, args.random_bytes, args.x);
-  JITQUANT_CHECK(args.random_bytes.has_value() == args.random_bytes_t.has_value(),
-                 "random_bytes: expected bytes for x and for its transpose, or neither, got one "
-                 "of them");
+  recipe.rounding = rounding_of(args.rounding, args.rng_state, args.random_bytes);
   const int64_t sizes[2] = {args.x.size(1), args.x.size(0)};
   View transposed = args.x;
   transposed.sizes = sizes;
   BothBytes given = {{recipe.rounding.random_bytes, nullptr}};
   if (args.random_bytes_t) {
-    given.side[1] =
-        random_bytes_of(*args.random_bytes_t, "random_bytes_t", transposed, "the transpose of x");
+    given.side[1] = static_cast<const uint8_t*>(args.random_bytes_t->data);
   }
-  recipe.tile = tile_of(args.block, args.rotate, recipe.rotation);
-  JITQUANT_CHECK(!recipe.tile || (recipe.rotation.lanes == 0 && !recipe.rounding.stochastic),
-                 "rotate and rounding: expected 'none' and 'nearest' with block='16x16', got '",
-                 args.rotate, "' and '", args.rounding, "'. The transpose has the same codes");
-  check_selection(recipe, args.select);
-  const float divisor = recipe.select.full * largest_scale(args.e4m3_max);
+  recipe.tile = args.block == "16x16";
+  const float divisor = recipe.select.full * static_cast<float>(args.e4m3_max);
   const bool from_gsa = args.from_gsa_t.has_value();
-  if (from_gsa) {
-    check_cuda(*args.from_gsa_t, "from_gsa_t", &args.x);
-    JITQUANT_CHECK(args.from_gsa_t->numel() == 1, "from_gsa_t: expected one element, got shape ",
-                   shape_text(*args.from_gsa_t));
-  }
-  check_cuda(args.amax, "amax", &args.x);
-  JITQUANT_CHECK(args.amax.scalar_type() == ScalarType::Float && args.amax.is_contiguous() &&
-                     args.amax.numel() == (from_gsa ? 1 : 2 * kBothPartials),
-                 "amax: expected float32 of shape (2, ", kBothPartials,
-                 "), contiguous, or a gsa of one element with from_gsa_t, got ",
-                 dtype_text(args.amax.dtype), " of shape ", shape_text(args.amax));
   const float* const maxima = static_cast<const float*>(args.amax.data);
   // 16x16 blocks have one gsa, as the transpose has the same codes.
   const float* const second =

@@ -2,20 +2,12 @@
 #include "rotate.h"
 
 namespace jitquant {
-
-cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, const Rope& rope,
-                                bool by_row, float* maxima, cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const Rope& rope, const float* maxima,
-                                         int count, bool by_row, bool from_gsa, float divisor,
-                                         Nvfp4Recipe rule, float* gsa, const Recipe& recipe,
-                                         const Nvfp4Output& out, cudaStream_t stream);
-
 namespace {
 
 void rotated_amax(Call& call, const declared::RotatedAmax& args, Result& maxima) {
   const Matrix m = matrix_of(args.x, "x");
-  const Rotation rotation = rotation_of(args.rotate, args.signs, m.cols, args.x);
-  const Rope rope = rope_of(args.cos, args.sin, args.interleaved, m, args.x);
+  const Rotation rotation = rotation_of(args.rotate, args.signs);
+  const Rope rope = rope_of(args.cos, args.sin, args.interleaved, m);
   const bool rows = by_row(args.granularity);
   float* out = maxima.floats("maxima", rows ? m.rows : kMaxPartials, args.x);
   const Launching at(call, args.x);
@@ -27,36 +19,23 @@ void quantize_nvfp4_recipe(Call& call, const declared::QuantizeNvfp4Recipe& args
   const Matrix m = matrix_of(args.x, "x");
   const bool rows = by_row(args.granularity);
   Recipe recipe = {};
-  recipe.rotation = rotation_of(args.rotate, args.signs, m.cols, args.x);
-  const Rope rope = rope_of(args.cos, args.sin, args.interleaved, m, args.x);
+  recipe.rotation = rotation_of(args.rotate, args.signs);
+  const Rope rope = rope_of(args.cos, args.sin, args.interleaved, m);
   recipe.select = select_of(args.select);
-  recipe.rounding = rounding_of(args.rounding, args.rng_state, args.random_bytes, args.x);
-  recipe.tile = tile_of(args.block, args.rotate, recipe.rotation);
-  JITQUANT_CHECK(!rows || !recipe.tile,
-                 "block: expected '1x16' with granularity='row', got '16x16'");
-  check_selection(recipe, args.select);
+  recipe.rounding = rounding_of(args.rounding, args.rng_state, args.random_bytes);
+  recipe.tile = args.block == "16x16";
   const Nvfp4Recipe rule = recipe_of(args.recipe);
-  JITQUANT_CHECK(recipe.select.none || rule != Nvfp4Recipe::kVllm,
-                 "recipe: expected 'te' or 'te_flush' with select='", args.select,
-                 "', got 'vllm'. The selection has a rule of its own for a block's scale");
-  const float divisor = recipe.select.full * largest_scale(args.e4m3_max);
-  check_cuda(args.amax, "amax", &args.x);
-  const int64_t count = args.amax.numel();
-  JITQUANT_CHECK(
-      args.amax.scalar_type() == ScalarType::Float && args.amax.is_contiguous() &&
-          (rows ? count == m.rows : count == 1 || (count == kMaxPartials && !args.from_gsa)),
-      "amax: expected one contiguous element in float32, ", kMaxPartials,
-      " without from_gsa, or one for each row with granularity='row', got ",
-      dtype_text(args.amax.dtype), " of shape ", shape_text(args.amax));
+  const float divisor = recipe.select.full * static_cast<float>(args.e4m3_max);
+  const int count = static_cast<int>(rows ? 0 : args.amax.numel());
   const PackedShape shape =
       PackedShape::of(args.x, args.x.dim() - 1, m.rows, m.cols, swizzled_of(args.scale_layout));
   const Nvfp4Output out = shape.output(x_fp4, x_sf, args.x);
   float* gsa_out = gsa.floats("gsa", rows ? m.rows : 1, args.x);
   const Launching at(call, args.x);
-  check_launch(launch_quantize_nvfp4_recipe(m, rope, static_cast<const float*>(args.amax.data),
-                                            static_cast<int>(rows ? 0 : count), rows, args.from_gsa,
-                                            divisor, rule, gsa_out, recipe, out, at.stream),
-               "quantize_nvfp4_recipe");
+  check_launch(
+      launch_quantize_nvfp4_recipe(m, rope, static_cast<const float*>(args.amax.data), count, rows,
+                                   args.from_gsa, divisor, rule, gsa_out, recipe, out, at.stream),
+      "quantize_nvfp4_recipe");
 }
 
 }  // namespace

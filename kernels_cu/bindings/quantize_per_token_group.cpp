@@ -2,11 +2,6 @@
 #include "groups.h"
 
 namespace jitquant {
-
-cudaError_t launch_quantize_per_token_group(const Matrix& x, int64_t group_size,
-                                            const GroupNumerics& numerics, const GroupOutput& out,
-                                            const RowCounts& counts, cudaStream_t stream);
-
 namespace {
 
 void quantize_per_token_group(Call& call, const declared::QuantizePerTokenGroup& args, Result& data,

@@ -2,11 +2,6 @@
 #include "ragged.h"
 
 namespace jitquant {
-
-cudaError_t launch_quantize_ragged_fp8(const RaggedInput& x, Activation activation,
-                                       const RaggedScales& scales, const RaggedElements& out,
-                                       cudaStream_t stream);
-
 namespace {
 
 void quantize_ragged_fp8(Call& call, const declared::QuantizeRaggedFp8& args, Result& data,

@@ -2,44 +2,17 @@
 #include "ragged.h"
 
 namespace jitquant {
-
-RowCut quantize_ragged_grad_cut(DType dtype, int64_t numel, int64_t cols, bool with_dbias);
-cudaError_t launch_quantize_ragged_grad_fp8(const RaggedInput& x, const RaggedScales& scales,
-                                            const RaggedGradient& gradient,
-                                            const RaggedElements& out, cudaStream_t stream);
-
 namespace {
-
-const void* input_of(const std::optional<View>& input, std::string_view name, Activation activation,
-                     const View& grad) {
-  JITQUANT_CHECK(input.has_value() == (activation != Activation::kNone),
-                 "activation: expected an activation and act_input, or neither, got '", name,
-                 "' with act_input ", input ? "given" : "None");
-  if (!input) return nullptr;
-  check_cuda(*input, "act_input", &grad);
-  JITQUANT_CHECK(input->dtype == grad.dtype && same_shape(*input, grad), "act_input: expected ",
-                 dtype_text(grad.dtype), " of shape ", shape_text(grad), ", as grad is, got ",
-                 dtype_text(input->dtype), " of shape ", shape_text(*input));
-  check_contiguous(*input, "act_input");
-  return input->const_data_ptr();
-}
 
 void quantize_ragged_grad_fp8(Call& call, const declared::QuantizeRaggedGradFp8& args, Result& data,
                               Result& scale_inv, Result& amax, Result& dbias) {
   RaggedArguments a = RaggedArguments::of(args.grad, "grad", args.offsets, args.scale, args.sizes);
   const EightBit format = eight_bit_of(args.dtype);
   const int64_t cols = args.grad.size(args.grad.dim() - 1);
-  JITQUANT_CHECK(cols >= 1, "grad: expected shape (..., N) with N >= 1, got shape ",
-                 shape_text(args.grad));
-  JITQUANT_CHECK(
-      !args.with_dbias || args.grad.dim() > 1,
-      "grad: expected shape (rows, N) with dbias, got shape ", shape_text(args.grad),
-      ". Offsets of one dimension count elements, which have no bias gradients. Reshape it "
-      "and count rows, or pass dbias=False");
   JITQUANT_CHECK(!args.with_dbias || cols <= int64_t{1} << 30,
                  "grad: expected at most 2^30 columns with dbias, got ", cols);
   RaggedGradient gradient = {nullptr, activation_of(args.activation), cols, nullptr, nullptr};
-  gradient.act_input = input_of(args.act_input, args.activation, gradient.activation, args.grad);
+  if (args.act_input) gradient.act_input = args.act_input->const_data_ptr();
   const RaggedElements out = ragged_elements(data, args.dtype, format, args.grad);
   a.results(scale_inv, "scale_inv", amax, args.grad);
   void* sums = dbias.memory("dbias", ScalarType::Float,

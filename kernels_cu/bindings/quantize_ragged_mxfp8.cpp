@@ -3,11 +3,6 @@
 #include "ragged.h"
 
 namespace jitquant {
-
-cudaError_t launch_quantize_ragged_mxfp8(const RaggedInput& x, const GroupNumerics& numerics,
-                                         const RaggedElements& out, uint8_t* scales,
-                                         cudaStream_t stream);
-
 namespace {
 
 void quantize_ragged_mxfp8(Call& call, const declared::QuantizeRaggedMxfp8& args, Result& data,

@@ -2,11 +2,6 @@
 #include "ragged.h"
 
 namespace jitquant {
-
-cudaError_t launch_quantize_ragged_nvfp4(const RaggedInput& x, const RaggedScales& scales,
-                                         Nvfp4Recipe recipe, uint8_t* codes, uint8_t* block_scales,
-                                         cudaStream_t stream);
-
 namespace {
 
 void quantize_ragged_nvfp4(Call& call, const declared::QuantizeRaggedNvfp4& args, Result& x_fp4,

@@ -1,16 +1,8 @@
+#include "../nvfp4/launch.h"
+
 #include "declared/quantize_weight_nvfp4.h"
 
 namespace jitquant {
-
-int weight_amax_partials(const Matrix& w, bool columns, bool tile);
-cudaError_t launch_weight_in_cluster(const Matrix& w, float divisor, float* gsa, Nvfp4Recipe recipe,
-                                     const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_weight_amax_partials(const Matrix& w, float* partials, int count,
-                                        cudaStream_t stream);
-cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, bool columns, bool tile,
-                                         const GlobalScale& scale, Nvfp4Recipe recipe,
-                                         const Nvfp4Output& out, cudaStream_t stream);
-
 namespace {
 
 constexpr const char* kName = "quantize_weight_nvfp4";
@@ -21,21 +13,11 @@ struct Weight {
   PackedShape packed;
 
   static Weight of(const View& w, std::string_view block, int64_t dim, bool swizzled) {
-    check_cuda(w, "w");
-    JITQUANT_CHECK(w.dim() == 2, "w: expected shape (N, K), or (K, N) with dim=0, got shape ",
-                   shape_text(w),
-                   ". Quantize the matrices of a stack one by one: each has its own gsa");
-    JITQUANT_CHECK(dim == -1 || dim == 0,
-                   "dim: expected -1 (blocks along the last dimension) or 0, got ", dim);
     const Matrix m = matrix_of(w, "w");
     const bool tile = block == "16x16";
     if (dim == -1) {
       return {m, false, tile, PackedShape::of(w, 1, m.rows, m.cols, swizzled)};
     }
-    JITQUANT_CHECK(!swizzled,
-                   "scale_layout: expected 'linear' with dim=0, got 'swizzled_128x4'. For swizzled "
-                   "scales quantize the transposed weight with dim=-1");
-    JITQUANT_CHECK(m.rows >= 1, "w: expected K >= 1 with dim=0, got shape ", shape_text(w));
     const int64_t blocks = (m.rows + 15) / 16;
     const PackedShape packed = {Shape::of(blocks * 8, m.cols), Shape::of(blocks, m.cols), m.cols,
                                 blocks, false};
@@ -82,9 +64,7 @@ void from_gsa(Call& call, const declared::QuantizeWeightNvfp4FromGsa& args, Resu
               Result& x_sf) {
   const Weight in = Weight::of(args.w, args.block, args.dim, swizzled_of(args.scale_layout));
   const Nvfp4Recipe r = recipe_of(args.recipe);
-  JITQUANT_CHECK(args.gsa.numel() == 1, "gsa: expected one element for a weight, got shape ",
-                 shape_text(args.gsa));
-  const GlobalScale given = given_scale(args.gsa, "gsa", 1, args.w, "w");
+  const GlobalScale given = given_scale(args.gsa);
   const Nvfp4Output out = in.packed.output(x_fp4, x_sf, args.w);
   launch_all(call, args.w, in, &given, 1.0f, r, out, nullptr);
 }
@@ -96,7 +76,7 @@ void from_amax(Call& call, const declared::QuantizeWeightNvfp4FromAmax& args, Re
   const float d = static_cast<float>(args.divisor);
   const Nvfp4Output out = in.packed.output(x_fp4, x_sf, args.w);
   float* gsa_out = gsa.floats("gsa", 1, args.w);
-  const GlobalScale scale = amax_scale(args.amax, d, gsa_out, args.w);
+  const GlobalScale scale = amax_scale(args.amax, d, gsa_out);
   launch_all(call, args.w, in, &scale, d, r, out, gsa_out);
 }
 

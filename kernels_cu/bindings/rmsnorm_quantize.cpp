@@ -3,19 +3,14 @@
 #include "norm.h"
 
 namespace jitquant {
-
-cudaError_t launch_rmsnorm_fp8(const Matrix& x, const Matrix* residual, const ColumnVector& weight,
-                               float eps, float* inv_rms, const Fp8Scale& scale,
-                               const ElementRows& out, cudaStream_t stream);
-
 namespace {
 
 void rmsnorm_quantize_fp8(Call& call, const declared::RmsnormQuantizeFp8& args, Result& data,
                           Result& scale_inv, Result& amax, Result& inv_rms) {
   const NormInput in(args.x, args.weight, args.eps, args.residual);
-  Fp8Arguments a = Fp8Arguments::of(args.x, in.x.rows, args, false);
+  Fp8Arguments a = Fp8Arguments::of(args.x, args);
   const ElementRows out =
-      a.results(data, scale_inv, amax, Shape::of(args.x, args.x.dim() - 1, in.x.cols), args.x);
+      a.results(data, scale_inv, &amax, Shape::of(args.x, args.x.dim() - 1, in.x.cols), args.x);
   float* inverse = inv_rms.floats("inv_rms", in.x.rows, args.x);
   const Launching at(call, args.x);
   const Workspace partials(!a.scale.by_row && args.with_amax ? kMaxPartials : 0, args.x);

@@ -3,19 +3,12 @@
 #include "norm.h"
 
 namespace jitquant {
-
-cudaError_t launch_rmsnorm_per_token_group(const Matrix& x, const Matrix* residual,
-                                           const ColumnVector& weight, float eps, float* inv_rms,
-                                           const GroupNumerics& numerics, const GroupOutput& out,
-                                           int64_t group_size, cudaStream_t stream);
-
 namespace {
 
 void rmsnorm_quantize_per_token_group(Call& call,
                                       const declared::RmsnormQuantizePerTokenGroup& args,
                                       Result& data, Result& scale_inv, Result& inv_rms) {
   const NormInput in(args.x, args.weight, args.eps, args.residual);
-  check_group_size(args.group_size);
   const GroupNumerics numerics = group_numerics(args, args.amax_eps);
   const int64_t leading = args.x.dim() - 1;
   const int64_t rows = leading > 0 ? args.x.size(leading - 1) : 1;

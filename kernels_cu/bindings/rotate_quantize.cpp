@@ -3,21 +3,16 @@
 #include "rotate.h"
 
 namespace jitquant {
-
-bool rotate_fp8_partials(const Matrix& x, const Fp8Scale& scale);
-cudaError_t launch_rotate_fp8(const Matrix& x, const Rotation& rotation, const Rope& rope,
-                              const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream);
-
 namespace {
 
 void rotate_quantize_fp8(Call& call, const declared::RotateQuantizeFp8& args, Result& data,
                          Result& scale_inv, Result& amax) {
   const Matrix m = matrix_of(args.x, "x");
-  const Rotation rotation = rotation_of(args.rotate, args.signs, m.cols, args.x);
-  const Rope rope = rope_of(args.cos, args.sin, args.interleaved, m, args.x);
-  Fp8Arguments a = Fp8Arguments::of(args.x, m.rows, args, false);
+  const Rotation rotation = rotation_of(args.rotate, args.signs);
+  const Rope rope = rope_of(args.cos, args.sin, args.interleaved, m);
+  Fp8Arguments a = Fp8Arguments::of(args.x, args);
   const ElementRows out =
-      a.results(data, scale_inv, amax, Shape::of(args.x, args.x.dim() - 1, m.cols), args.x);
+      a.results(data, scale_inv, &amax, Shape::of(args.x, args.x.dim() - 1, m.cols), args.x);
   const Launching at(call, args.x);
   const Workspace partials(rotate_fp8_partials(m, a.scale) ? kMaxPartials : 0, args.x);
   a.scale.partials = partials.floats();

@@ -3,19 +3,13 @@
 #include "rotate.h"
 
 namespace jitquant {
-
-cudaError_t launch_rotate_per_token_group(const Matrix& x, const Rotation& rotation,
-                                          const Rope& rope, int64_t group_size,
-                                          const GroupNumerics& numerics, const GroupOutput& out,
-                                          const RowCounts& counts, cudaStream_t stream);
-
 namespace {
 
 void rotate_quantize_per_token_group(Call& call, const declared::RotateQuantizePerTokenGroup& args,
                                      Result& data, Result& scale_inv) {
   const Matrix m = matrix_of(args.x, "x");
-  const Rotation rotation = rotation_of(args.rotate, args.signs, m.cols, args.x);
-  const Rope rope = rope_of(args.cos, args.sin, args.interleaved, m, args.x);
+  const Rotation rotation = rotation_of(args.rotate, args.signs);
+  const Rope rope = rope_of(args.cos, args.sin, args.interleaved, m);
   const GroupNumerics numerics = group_numerics(args, args.eps);
   const RowsOfGroups rows =
       RowsOfGroups::of(args.x, m, m.cols, args.group_size, args.counts, args.zero_padding);

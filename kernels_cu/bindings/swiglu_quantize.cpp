@@ -3,19 +3,14 @@
 #include "gate_and_up.h"
 
 namespace jitquant {
-
-bool swiglu_fp8_partials(const Matrix& fused, const Fp8Scale& scale);
-cudaError_t launch_swiglu_fp8(const Matrix& fused, int64_t run, const Fp8Scale& scale,
-                              const ElementRows& out, cudaStream_t stream);
-
 namespace {
 
 void swiglu_quantize_fp8(Call& call, const declared::SwigluQuantizeFp8& args, Result& data,
                          Result& scale_inv, Result& amax) {
   const GateAndUp in(args.fused, args.interleave);
-  Fp8Arguments a = Fp8Arguments::of(args.fused, in.fused.rows, args, false);
+  Fp8Arguments a = Fp8Arguments::of(args.fused, args);
   const ElementRows out = a.results(
-      data, scale_inv, amax, Shape::of(args.fused, args.fused.dim() - 1, in.cols), args.fused);
+      data, scale_inv, &amax, Shape::of(args.fused, args.fused.dim() - 1, in.cols), args.fused);
   const Launching at(call, args.fused);
   const Workspace partials(swiglu_fp8_partials(in.fused, a.scale) ? kMaxPartials : 0, args.fused);
   a.scale.partials = partials.floats();
@@ -25,9 +20,9 @@ void swiglu_quantize_fp8(Call& call, const declared::SwigluQuantizeFp8& args, Re
 void from_amax(Call& call, const declared::SwigluQuantizeFp8FromAmax& args, Result& data,
                Result& scale_inv) {
   const GateAndUp in(args.fused, args.interleave);
-  Fp8FromAmax a = Fp8FromAmax::of(args.fused, in.fused.rows, args);
-  const ElementRows out =
-      a.results(data, scale_inv, Shape::of(args.fused, args.fused.dim() - 1, in.cols), args.fused);
+  Fp8Arguments a = Fp8Arguments::from_amax(args.fused, args);
+  const ElementRows out = a.results(
+      data, scale_inv, nullptr, Shape::of(args.fused, args.fused.dim() - 1, in.cols), args.fused);
   const Launching at(call, args.fused);
   check_launch(launch_swiglu_fp8(in.fused, in.run, a.scale, out, at.stream), "swiglu_quantize_fp8");
 }

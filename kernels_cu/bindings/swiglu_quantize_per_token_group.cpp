@@ -3,11 +3,6 @@
 #include "groups.h"
 
 namespace jitquant {
-
-cudaError_t launch_swiglu_per_token_group(const Matrix& fused, int64_t run, int64_t group_size,
-                                          const GroupNumerics& numerics, const GroupOutput& out,
-                                          const RowCounts& counts, cudaStream_t stream);
-
 namespace {
 
 void swiglu_quantize_per_token_group(Call& call, const declared::SwigluQuantizePerTokenGroup& args,

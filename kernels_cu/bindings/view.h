@@ -189,10 +189,4 @@ inline std::string strides_text(const View& t) {
   return tuple_text(t.dim(), [&](int64_t i) { return t.stride(i); });
 }
 
-inline bool same_shape(const View& a, const View& b) {
-  bool same = a.dim() == b.dim();
-  for (int64_t i = 0; same && i < a.dim(); ++i) same = a.size(i) == b.size(i);
-  return same;
-}
-
 }  // namespace jitquant

@@ -46,4 +46,7 @@ int64_t nvfp4_linear_decoded(const Nvfp4Weight& w, const LinearOperand& x);
 cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
                                 const LinearEpilogue& to, void* decoded, cudaStream_t stream);
 
+cudaError_t launch_nvfp4_refold(const Nvfp4Weight& w, uint8_t* values, float* scale_inv,
+                                cudaStream_t stream);
+
 }  // namespace jitquant

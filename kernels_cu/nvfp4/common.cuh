@@ -2,10 +2,10 @@
 #pragma once
 
 #include "jitquant/device.cuh"
-#include "jitquant/launch.h"
 #include "jitquant/reduce.cuh"
 #include "jitquant/sources.cuh"
 #include "jitquant/walk.cuh"
+#include "launch.h"
 
 namespace jitquant {
 

@@ -1,5 +1,6 @@
 // Dequantizes ragged tensors (many tensors in one buffer), each with its own scale. Zero between
 // segments.
+#include "launch.h"
 #include "segments.cuh"
 
 namespace jitquant {

@@ -45,7 +45,7 @@ DTYPES = {
 
 PAGE = 4096
 
-SHARED = ("common", "function")
+SHARED = ("common", "function", "declared/checks")
 """The sources that all bindings are linked with."""
 
 POISON = 0xA5

@@ -122,10 +122,11 @@ def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = Non
 def _shared_sources(plan: Plan, scan: IncludeScan) -> Iterator[str]:
     """``x.cpp`` of the project's bindings for each ``x.h`` of them that a source includes."""
     bindings = os.path.join(plan.roots.labels["lib"], "bindings")
+    folders = (bindings, os.path.join(bindings, "declared"))
     for header in scan.files:
         stem, suffix = os.path.splitext(header)
         source = f"{stem}.cpp"
-        if suffix == ".h" and os.path.dirname(header) == bindings and os.path.isfile(source):
+        if suffix == ".h" and os.path.dirname(header) in folders and os.path.isfile(source):
             yield source
 
 

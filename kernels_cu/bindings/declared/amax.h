@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -21,7 +22,11 @@ struct Amax {
 
   void check() const {
     check_name("granularity", granularity, {"tensor", "row"});
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
+    check_device(&x, "x", x);
+    if (run < 0 || (run != 0 && (x.size(x.dim() - 1) % (2 * run)) != 0)) {
+      fail_with({"run: expected 0 or a divisor of half of the columns of x of shape ", shape_text(x), ", got ", run});
+    }
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -19,7 +20,8 @@ struct ComputeAmaxGsa {
   void check() const {
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
+    check_device(&x, "x", x);
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -32,7 +33,9 @@ struct DeinterleaveAmaxQuantizeNvfp4 {
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_number("gsa", gsa_value, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, such as amax / 2688", ". Leave it out to compute it");
-    check_values("fused", fused, 1, "(..., 2 * intermediate)");
+    checks::input_tensor(fused, "fused", 1, "(..., 2 * intermediate)");
+    check_device(&fused, "fused", fused);
+    checks::deinterleave_arguments(fused, intermediate, interleave);
   }
 };
 
@@ -55,9 +58,13 @@ struct DeinterleaveQuantizeNvfp4 {
     check_name("recipe", recipe, {"te", "vllm", "te_flush"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("op", op, {"select", "swiglu"});
-    check_values("fused", fused, 1, "(..., 2 * intermediate)");
+    checks::input_tensor(fused, "fused", 1, "(..., 2 * intermediate)");
     check_dtype("gsa", gsa, {ScalarType::Float},
                 "float32", ". Convert it with gsa.float()");
+    check_device(&fused, "fused", fused);
+    check_device(&gsa, "gsa", fused);
+    checks::deinterleave_arguments(fused, intermediate, interleave);
+    checks::gsa_tensor(gsa, count_of(Shape(fused).first(fused.dim() - 1)), fused, "fused", "gsa");
   }
 };
 
@@ -83,9 +90,14 @@ struct DeinterleaveQuantizeNvfp4FromAmax {
     check_name("op", op, {"select", "swiglu"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
-    check_values("fused", fused, 1, "(..., 2 * intermediate)");
+    checks::input_tensor(fused, "fused", 1, "(..., 2 * intermediate)");
     check_dtype("amax", amax, {ScalarType::Float},
                 "float32", ". Convert it with amax.float()");
+    check_device(&fused, "fused", fused);
+    check_device(&amax, "amax", fused);
+    checks::deinterleave_arguments(fused, intermediate, interleave);
+    const auto count = count_of(Shape(fused).first(fused.dim() - 1));
+    checks::amax_tensor(amax, 1, count, fused, "fused");
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -27,6 +28,25 @@ struct DequantNvfp4 {
                 "float32", ". Convert it with gsa.float()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+    check_device(&x_fp4, "x_fp4", x_fp4);
+    check_device(&x_sf, "x_sf", x_fp4);
+    check_device(&gsa, "gsa", x_fp4);
+    checks::dimension(dim);
+    if (dim == 0 && scale_layout != "linear") {
+      fail_with({"scale_layout: expected 'linear' with dim=0, got '", scale_layout, "'"});
+    }
+    checks::nvfp4_operand(x_fp4, x_sf, "x_fp4", "x_sf", dim, scale_layout);
+    const auto codes = (2 * x_fp4.size(dim < 0 ? x_fp4.dim() + dim : dim));
+    const auto width = (cols == std::nullopt ? codes : *cols);
+    if (!((codes - 16) < width && width <= codes)) {
+      fail_with({"cols: expected ", ((codes - 16) + 1), " to ", codes, " for x_fp4 of shape ", shape_text(x_fp4), ", got ", width});
+    }
+    const auto leading = Shape(x_fp4).first(x_fp4.dim() - 1);
+    if (dim == 0) {
+      checks::gsa_of_tensor(gsa, x_fp4, "x_fp4", "gsa");
+    } else {
+      checks::gsa_tensor(gsa, count_of(leading), x_fp4, "x_fp4", "gsa");
+    }
   }
 };
 

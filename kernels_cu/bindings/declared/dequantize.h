@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -26,6 +27,33 @@ struct Dequantize {
                 "float8_e4m3fn, float8_e5m2 or int8", "");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+    check_device(&data, "data", data);
+    check_device(&scale_inv, "scale_inv", data);
+    if (data.dim() == 0 || data.size(data.dim() - 1) == 0 || (block_rows > 1 && data.dim() < 2)) {
+      fail_with({"data: expected shape (..., N) with N >= 1, or (..., N, K) for blocks, got shape ", shape_text(data)});
+    }
+    if (data.stride(data.dim() - 1) != 1 && data.size(data.dim() - 1) != 1) {
+      fail_with({"data: expected a contiguous last dimension (stride 1), got strides ", strides_text(data)});
+    }
+    if (block_rows < 0 || block_cols < 0 || (block_cols % 16) != 0) {
+      fail_with({"block_rows and block_cols: expected 0 or more, with block_cols a multiple of 16, got ", block_rows, " and ", block_cols});
+    }
+    if (scale_inv.dtype != ScalarType::Float && scale_inv.dtype != ScalarType::Int && scale_inv.dtype != ScalarType::Float8_e8m0fnu && scale_inv.dtype != ScalarType::Byte) {
+      fail_with({"scale_inv: expected float32, int32 of packed exponents, float8_e8m0fnu or its bytes as uint8, got ", dtype_text(scale_inv.dtype)});
+    }
+    if (block_rows == 0 && scale_inv.dtype != ScalarType::Float) {
+      fail_with({"scale_inv: expected float32 with block_rows 0 (one scale for the tensor), got ", dtype_text(scale_inv.dtype), ". Pass its value as torch.float32"});
+    }
+    if (block_rows != 0 && scale_layout == "swizzled_128x4" && (scale_inv.dtype != ScalarType::Float8_e8m0fnu && scale_inv.dtype != ScalarType::Byte)) {
+      fail_with({"scale_inv: expected float8_e8m0fnu or its bytes as uint8 with scale_layout 'swizzled_128x4', got ", dtype_text(scale_inv.dtype), ". Scales of other dtypes have another layout"});
+    }
+    const auto packed = (scale_inv.dtype == ScalarType::Int ? "ue8m0_packed" : "float32");
+    const auto lines = (block_rows > 1 ? Shape(data).first(data.dim() - 2).and_then(ceil_div(data.size(data.dim() - 2), block_rows)) : Shape(data).first(data.dim() - 1));
+    const auto groups = (block_cols != 0 ? ceil_div(data.size(data.dim() - 1), block_cols) : 1);
+    const auto wanted = (block_rows != 0 ? scales_shape(lines, groups, packed, scale_layout) : Shape().and_then(1));
+    if (!wanted.is_of(scale_inv) || !(scale_inv.is_contiguous())) {
+      fail_with({"scale_inv: expected shape ", shape_text(wanted), ", contiguous, for data of shape ", shape_text(data), " and scale_layout '", scale_layout, "', got shape ", shape_text(scale_inv), " and strides ", strides_text(scale_inv)});
+    }
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -30,6 +31,13 @@ struct DequantizeRaggedFp8 {
                 "float32", ". Convert it with scale_inv.float()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+    check_device(&data, "data", data);
+    check_device(&scale_inv, "scale_inv", data);
+    check_device(&offsets, "offsets", data);
+    check_device(tensor_of(sizes), "sizes", data);
+    checks::buffer_of_segments(data, "data");
+    checks::offsets_tensor(offsets, tensor_of(sizes), data, "data");
+    checks::floats_of_segments(&scale_inv, "scale_inv", offsets, data, "data");
   }
 };
 
@@ -58,6 +66,25 @@ struct DequantizeRaggedNvfp4 {
                 "float32", ". Convert it with gsa.float()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+    check_device(&x_fp4, "x_fp4", x_fp4);
+    check_device(&x_sf, "x_sf", x_fp4);
+    check_device(&gsa, "gsa", x_fp4);
+    check_device(&offsets, "offsets", x_fp4);
+    check_device(tensor_of(sizes), "sizes", x_fp4);
+    if (row_size < 0) {
+      fail_with({"row_size: expected 0 or more, got ", row_size});
+    }
+    checks::packed_tensor(x_fp4, "x_fp4", ScalarType::Float4_e2m1fn_x2);
+    checks::packed_tensor(x_sf, "x_sf", ScalarType::Float8_e4m3fn);
+    checks::offsets_tensor(offsets, tensor_of(sizes), x_fp4, "x_fp4");
+    checks::floats_of_segments(&gsa, "gsa", offsets, x_fp4, "x_fp4");
+    const auto blocks = ceil_div(numel, 16);
+    if (numel < 0 || !Shape().and_then((blocks * 8)).is_of(x_fp4)) {
+      fail_with({"x_fp4: expected shape (", (blocks * 8), ",) for ", numel, " elements, got shape ", shape_text(x_fp4)});
+    }
+    if (!Shape().and_then(blocks).is_of(x_sf)) {
+      fail_with({"x_sf: expected shape (", blocks, ",) for ", numel, " elements, got shape ", shape_text(x_sf)});
+    }
   }
 };
 
@@ -83,6 +110,17 @@ struct DequantizeRaggedMxfp8 {
                 "int64", ". Convert it with sizes.long()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+    check_device(&data, "data", data);
+    check_device(&block_scales, "block_scales", data);
+    check_device(&offsets, "offsets", data);
+    check_device(tensor_of(sizes), "sizes", data);
+    checks::buffer_of_segments(data, "data");
+    checks::packed_tensor(block_scales, "block_scales", ScalarType::Float8_e8m0fnu);
+    checks::offsets_tensor(offsets, tensor_of(sizes), data, "data");
+    const auto blocks = ceil_div(count_of(Shape(data)), 32);
+    if (!Shape().and_then(blocks).is_of(block_scales)) {
+      fail_with({"block_scales: expected shape (", blocks, ",), one for 32 elements of data, got shape ", shape_text(block_scales)});
+    }
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -28,7 +29,8 @@ struct AmaxQuantizeNvfp4 {
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_number("gsa", gsa_value, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, such as amax / 2688", ". Leave it out to compute it");
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
+    check_device(&x, "x", x);
   }
 };
 
@@ -50,9 +52,13 @@ struct QuantizeNvfp4FromAmax {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("amax", amax, {ScalarType::Float},
                 "float32", ". Convert it with amax.float()");
+    check_device(&x, "x", x);
+    check_device(&amax, "amax", x);
+    const auto count = count_of(Shape(x).first(x.dim() - 1));
+    checks::amax_tensor(amax, 1, count, x, "x");
   }
 };
 

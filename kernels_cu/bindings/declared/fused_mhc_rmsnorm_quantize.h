@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -33,7 +34,11 @@ struct MhcRmsnormQuantizeNvfp4 {
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_number("gsa", gsa_value, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, such as amax / 2688", ". Leave it out to compute it");
-    check_values("X", X, 2, "(..., n_hc, N)");
+    checks::input_tensor(X, "X", 2, "(..., n_hc, N)");
+    check_device(&X, "X", X);
+    check_device(&A, "A", X);
+    check_device(&weight, "weight", X);
+    checks::mhc_arguments(X, A, weight);
   }
 };
 
@@ -57,9 +62,15 @@ struct MhcRmsnormQuantizeNvfp4FromGsa {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_number("eps", eps, 0x0.0p+0, 0x1.fffffe0000000p+127,
                  "a finite number that is not negative", "");
-    check_values("X", X, 2, "(..., n_hc, N)");
+    checks::input_tensor(X, "X", 2, "(..., n_hc, N)");
     check_dtype("gsa", gsa, {ScalarType::Float},
                 "float32", ". Convert it with gsa.float()");
+    check_device(&X, "X", X);
+    check_device(&A, "A", X);
+    check_device(&weight, "weight", X);
+    check_device(&gsa, "gsa", X);
+    checks::mhc_arguments(X, A, weight);
+    checks::gsa_tensor(gsa, count_of(Shape(X).first(X.dim() - 2)), X, "X", "gsa");
   }
 };
 
@@ -84,9 +95,16 @@ struct MhcRmsnormQuantizeNvfp4FromAmax {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
-    check_values("X", X, 2, "(..., n_hc, N)");
+    checks::input_tensor(X, "X", 2, "(..., n_hc, N)");
     check_dtype("amax", amax, {ScalarType::Float},
                 "float32", ". Convert it with amax.float()");
+    check_device(&X, "X", X);
+    check_device(&A, "A", X);
+    check_device(&weight, "weight", X);
+    check_device(&inv_rms, "inv_rms", X);
+    check_device(&amax, "amax", X);
+    checks::mhc_normalized_arguments(X, A, weight, inv_rms);
+    checks::amax_tensor(amax, 1, 2048, X, "X");
   }
 };
 
@@ -105,7 +123,11 @@ struct MhcRmsnormAmax {
   void check() const {
     check_number("eps", eps, 0x0.0p+0, 0x1.fffffe0000000p+127,
                  "a finite number that is not negative", "");
-    check_values("X", X, 2, "(..., n_hc, N)");
+    checks::input_tensor(X, "X", 2, "(..., n_hc, N)");
+    check_device(&X, "X", X);
+    check_device(&A, "A", X);
+    check_device(&weight, "weight", X);
+    checks::mhc_arguments(X, A, weight);
   }
 };
 

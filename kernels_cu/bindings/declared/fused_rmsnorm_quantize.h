@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -33,7 +34,11 @@ struct RmsnormQuantizeNvfp4 {
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_number("gsa", gsa_value, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, such as amax / 2688", ". Leave it out to compute it");
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
+    check_device(&x, "x", x);
+    check_device(&weight, "weight", x);
+    check_device(tensor_of(residual), "residual", x);
+    checks::norm_arguments(x, weight, tensor_of(residual));
   }
 };
 
@@ -57,9 +62,15 @@ struct RmsnormQuantizeNvfp4FromGsa {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_number("eps", eps, 0x0.0p+0, 0x1.fffffe0000000p+127,
                  "a finite number that is not negative", "");
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("gsa", gsa, {ScalarType::Float},
                 "float32", ". Convert it with gsa.float()");
+    check_device(&x, "x", x);
+    check_device(&weight, "weight", x);
+    check_device(&gsa, "gsa", x);
+    check_device(tensor_of(residual), "residual", x);
+    checks::norm_arguments(x, weight, tensor_of(residual));
+    checks::gsa_tensor(gsa, count_of(Shape(x).first(x.dim() - 1)), x, "x", "gsa");
   }
 };
 
@@ -83,9 +94,15 @@ struct RmsnormQuantizeNvfp4FromAmax {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("amax", amax, {ScalarType::Float},
                 "float32", ". Convert it with amax.float()");
+    check_device(&x, "x", x);
+    check_device(&weight, "weight", x);
+    check_device(&inv_rms, "inv_rms", x);
+    check_device(&amax, "amax", x);
+    checks::normalized_arguments(x, weight, inv_rms);
+    checks::amax_tensor(amax, 1, 2048, x, "x");
   }
 };
 
@@ -104,7 +121,11 @@ struct RmsnormAmax {
   void check() const {
     check_number("eps", eps, 0x0.0p+0, 0x1.fffffe0000000p+127,
                  "a finite number that is not negative", "");
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
+    check_device(&x, "x", x);
+    check_device(&weight, "weight", x);
+    check_device(tensor_of(residual), "residual", x);
+    checks::norm_arguments(x, weight, tensor_of(residual));
   }
 };
 

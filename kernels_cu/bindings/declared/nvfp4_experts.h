@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -31,6 +32,32 @@ struct Nvfp4GroupedLinear {
                 "float32", ". Convert it with x_gsa.float()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+    check_device(&x, "x", x);
+    check_device(&w_fp4, "w_fp4", x);
+    check_device(&w_sf, "w_sf", x);
+    check_device(&w_gsa, "w_gsa", x);
+    check_device(&offsets, "offsets", x);
+    check_device(tensor_of(x_sf), "x_sf", x);
+    check_device(tensor_of(x_gsa), "x_gsa", x);
+    checks::weights(w_fp4, w_sf, w_gsa, "w_fp4", "w_sf", "w_gsa");
+    if (tensor_of(x_sf) == nullptr) {
+      checks::rows(x, w_fp4, "w_fp4", 15);
+    } else {
+      checks::nvfp4_operand(x, *tensor_of(x_sf), "x", "x_sf", -1, "linear");
+      if (x.dim() != 2 || x.size(1) != w_fp4.size(2)) {
+        fail_with({"x: expected shape (T, ", w_fp4.size(2), ") for w_fp4 of shape ", shape_text(w_fp4), ", got shape ", shape_text(x)});
+      }
+      if (tensor_of(x_gsa) == nullptr) {
+        fail_with({"x_gsa: expected the gsa of x beside x_sf, got None"});
+      }
+    }
+    if (tensor_of(x_gsa) != nullptr) {
+      checks::gsa_tensor(*tensor_of(x_gsa), x.size(0), x, "x", "x_gsa");
+    }
+    checks::integers(offsets, "offsets", x);
+    if (!Shape().and_then(w_fp4.size(0)).is_of(offsets)) {
+      fail_with({"offsets: expected shape (", w_fp4.size(0), ",), the end of each expert's rows, got shape ", shape_text(offsets)});
+    }
   }
 };
 
@@ -63,6 +90,29 @@ struct Nvfp4Experts {
                 "bfloat16, float16 or float32", ". Convert it with topk_weights.to(torch.bfloat16)");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+    check_device(&x, "x", x);
+    check_device(&gate_up_fp4, "gate_up_fp4", x);
+    check_device(&gate_up_sf, "gate_up_sf", x);
+    check_device(&gate_up_gsa, "gate_up_gsa", x);
+    check_device(&down_fp4, "down_fp4", x);
+    check_device(&down_sf, "down_sf", x);
+    check_device(&down_gsa, "down_gsa", x);
+    check_device(&topk_ids, "topk_ids", x);
+    check_device(&topk_weights, "topk_weights", x);
+    checks::weights(gate_up_fp4, gate_up_sf, gate_up_gsa, "gate_up_fp4", "gate_up_sf", "gate_up_gsa");
+    checks::weights(down_fp4, down_sf, down_gsa, "down_fp4", "down_sf", "down_gsa");
+    const auto cols = (2 * gate_up_fp4.size(2));
+    if ((gate_up_fp4.size(1) % 4) != 0 || !Shape().and_then(gate_up_fp4.size(0), cols, (gate_up_fp4.size(1) / 4)).is_of(down_fp4)) {
+      fail_with({"down_fp4: expected shape (", gate_up_fp4.size(0), ", ", cols, ", ", (gate_up_fp4.size(1) / 4), ") for gate_up_fp4 of shape ", shape_text(gate_up_fp4), ", got shape ", shape_text(down_fp4)});
+    }
+    checks::rows(x, gate_up_fp4, "gate_up_fp4", 0);
+    checks::integers(topk_ids, "topk_ids", x);
+    if (topk_ids.dim() != 2 || topk_ids.size(0) != x.size(0) || !(1 <= topk_ids.size(1) && topk_ids.size(1) <= 64)) {
+      fail_with({"topk_ids: expected shape (", x.size(0), ", k) with k from 1 to 64, got shape ", shape_text(topk_ids)});
+    }
+    if (!Shape(topk_ids).is_of(topk_weights) || !(topk_weights.is_contiguous())) {
+      fail_with({"topk_weights: expected shape ", shape_text(topk_ids), ", contiguous, as topk_ids has, got shape ", shape_text(topk_weights), " and strides ", strides_text(topk_weights)});
+    }
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -32,6 +33,31 @@ struct Nvfp4Linear {
                 "bfloat16, float16 or float32", ". Convert it with bias.to(torch.bfloat16)");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+    check_device(&x, "x", x);
+    check_device(&w_fp4, "w_fp4", x);
+    check_device(&w_sf, "w_sf", x);
+    check_device(&w_gsa, "w_gsa", x);
+    check_device(tensor_of(x_sf), "x_sf", x);
+    check_device(tensor_of(x_gsa), "x_gsa", x);
+    check_device(tensor_of(bias), "bias", x);
+    check_device(tensor_of(residual), "residual", x);
+    checks::weight(w_fp4, w_sf, w_gsa);
+    if (tensor_of(x_sf) == nullptr) {
+      checks::values(x);
+      checks::columns(x.size(x.dim() - 1), w_fp4, false);
+    } else {
+      checks::nvfp4_operand(x, *tensor_of(x_sf), "x", "x_sf", -1, "linear");
+      if (tensor_of(x_gsa) == nullptr) {
+        fail_with({"x_gsa: expected the gsa of x beside x_sf, got None"});
+      }
+      checks::columns((2 * x.size(x.dim() - 1)), w_fp4, true);
+    }
+    if (tensor_of(x_gsa) != nullptr) {
+      checks::gsa_tensor(*tensor_of(x_gsa), count_of(Shape(x).first(x.dim() - 1)), x, "x", "x_gsa");
+    }
+    const auto own = (tensor_of(x_sf) == nullptr ? x.dtype : ScalarType::BFloat16);
+    const auto to = (dtype == std::nullopt ? own : *dtype);
+    checks::epilogue(x, w_fp4.size(0), tensor_of(bias), tensor_of(residual), to);
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -20,6 +21,10 @@ struct Nvfp4Refold {
   void check() const {
     check_dtype("w_gsa", w_gsa, {ScalarType::Float},
                 "float32", ". Convert it with w_gsa.float()");
+    check_device(&w_fp4, "w_fp4", w_fp4);
+    check_device(&w_sf, "w_sf", w_fp4);
+    check_device(&w_gsa, "w_gsa", w_fp4);
+    checks::weight(w_fp4, w_sf, w_gsa);
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -34,9 +35,11 @@ struct QuantizeBlock {
                  "None or a number from the dtype's least to 0", "");
     check_number("fp8_max", fp8_max, 0x1.0000000000000p+4, 0x1.c000000000000p+15,
                  "None or a value of the dtype of at least 16", "");
-    check_values("w", w, 2, "(..., N, K)");
+    checks::input_tensor(w, "w", 2, "(..., N, K)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");
+    check_device(&w, "w", w);
+    checks::block_shape(block_rows, block_cols);
   }
 };
 

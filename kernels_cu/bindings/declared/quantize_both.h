@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -33,9 +34,12 @@ struct QuantizePerTokenGroupBoth {
                  "None or a number from the dtype's least to 0", "");
     check_number("fp8_max", fp8_max, 0x1.0000000000000p+4, 0x1.c000000000000p+15,
                  "None or a value of the dtype of at least 16", "");
-    check_values("x", x, 2, "(M, K)");
+    checks::input_tensor(x, "x", 2, "(M, K)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");
+    check_device(&x, "x", x);
+    checks::matrix(x, "x");
+    checks::group_size(group_size);
   }
 };
 
@@ -67,9 +71,12 @@ struct QuantizeBlockBoth {
                  "None or a number from the dtype's least to 0", "");
     check_number("fp8_max", fp8_max, 0x1.0000000000000p+4, 0x1.c000000000000p+15,
                  "None or a value of the dtype of at least 16", "");
-    check_values("w", w, 2, "(M, K)");
+    checks::input_tensor(w, "w", 2, "(M, K)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");
+    check_device(&w, "w", w);
+    checks::matrix(w, "w");
+    checks::block_shape(block_rows, block_cols);
   }
 };
 
@@ -86,9 +93,11 @@ struct QuantizeMxfp8Both {
 
   void check() const {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
-    check_values("x", x, 2, "(M, K)");
+    checks::input_tensor(x, "x", 2, "(M, K)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
                 "float8_e4m3fn or float8_e5m2", "");
+    check_device(&x, "x", x);
+    checks::matrix(x, "x");
   }
 };
 

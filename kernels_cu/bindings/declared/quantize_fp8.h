@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -30,11 +31,28 @@ struct QuantizeFp8 {
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
     check_number("amax_eps", amax_eps, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("scale", scale, {ScalarType::Float},
                 "float32", ". Convert it with scale.float()");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");
+    check_device(&x, "x", x);
+    check_device(tensor_of(scale), "scale", x);
+    const auto given = (tensor_of(scale) != nullptr || scale_value != std::nullopt);
+    if (given) {
+      checks::no_bound("scale_ub", scale_ub);
+      checks::no_bound("amax_eps", amax_eps);
+    }
+    if (tensor_of(scale) != nullptr) {
+      if (scale_value != std::nullopt) {
+        fail_with({"scale: expected a tensor or a number, got both"});
+      }
+      checks::scale_tensor(*tensor_of(scale), count_of(Shape(x).first(x.dim() - 1)), granularity, x, "x");
+    } else {
+      if (scale_value != std::nullopt && granularity == "row") {
+        fail_with({"scale: expected a tensor with granularity 'row', got a number"});
+      }
+    }
   }
 };
 
@@ -58,11 +76,16 @@ struct QuantizeFp8FromAmax {
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
     check_number("amax_eps", amax_eps, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("amax", amax, {ScalarType::Float},
                 "float32", ". Convert it with amax.float()");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");
+    check_device(&x, "x", x);
+    check_device(&amax, "amax", x);
+    const auto by_row = granularity == "row";
+    const auto count = (by_row ? count_of(Shape(x).first(x.dim() - 1)) : 1);
+    checks::amax_tensor(amax, count, count, x, "x");
   }
 };
 

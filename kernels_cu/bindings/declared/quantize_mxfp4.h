@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -30,13 +31,21 @@ struct QuantizeMxfp4 {
     check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
     check_name("rounding", rounding, {"nearest", "stochastic"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("signs", signs, {ScalarType::Char},
                 "int8", ". Convert it with signs.char()");
     check_dtype("cos", cos, {ScalarType::Float},
                 "float32", ". Convert it with cos.float()");
     check_dtype("sin", sin, {ScalarType::Float},
                 "float32", ". Convert it with sin.float()");
+    check_device(&x, "x", x);
+    check_device(tensor_of(signs), "signs", x);
+    check_device(tensor_of(cos), "cos", x);
+    check_device(tensor_of(sin), "sin", x);
+    check_device(tensor_of(rng_state), "rng_state", x);
+    check_device(tensor_of(random_bytes), "random_bytes", x);
+    checks::rotated_arguments(x, rotate, tensor_of(signs), tensor_of(cos), tensor_of(sin));
+    checks::check_rounding(rounding, tensor_of(rng_state), tensor_of(random_bytes), x);
   }
 };
 
@@ -57,6 +66,22 @@ struct DequantizeMxfp4 {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+    check_device(&x_fp4, "x_fp4", x_fp4);
+    check_device(&x_sf, "x_sf", x_fp4);
+    checks::packed_tensor(x_fp4, "x_fp4", ScalarType::Float4_e2m1fn_x2);
+    checks::packed_tensor(x_sf, "x_sf", ScalarType::Float8_e8m0fnu);
+    const auto size = (x_fp4.dim() != 0 ? x_fp4.size(x_fp4.dim() - 1) : 0);
+    if (size == 0 || (size % 16) != 0) {
+      fail_with({"x_fp4: expected shape (..., P) with P a multiple of 16 bytes (32 codes), got shape ", shape_text(x_fp4)});
+    }
+    const auto wanted = fp4_scales_shape(Shape(x_fp4), scale_layout, -1, 32);
+    if (!wanted.is_of(x_sf)) {
+      fail_with({"x_sf: expected shape ", shape_text(wanted), " for x_fp4 of shape ", shape_text(x_fp4), " and scale_layout '", scale_layout, "', got shape ", shape_text(x_sf)});
+    }
+    const auto width = (cols == std::nullopt ? (2 * size) : *cols);
+    if (!(((2 * size) - 32) < width && width <= (2 * size))) {
+      fail_with({"cols: expected ", (((2 * size) - 32) + 1), " to ", (2 * size), " for x_fp4 of shape ", shape_text(x_fp4), ", got ", width});
+    }
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -19,9 +20,10 @@ struct QuantizeMxfp8 {
 
   void check() const {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
                 "float8_e4m3fn or float8_e5m2", "");
+    check_device(&x, "x", x);
   }
 };
 

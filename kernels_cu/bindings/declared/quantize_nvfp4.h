@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -21,9 +22,12 @@ struct QuantizeNvfp4 {
   void check() const {
     check_name("recipe", recipe, {"te", "vllm", "te_flush"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("gsa", gsa, {ScalarType::Float},
                 "float32", ". Convert it with gsa.float()");
+    check_device(&x, "x", x);
+    check_device(&gsa, "gsa", x);
+    checks::gsa_tensor(gsa, count_of(Shape(x).first(x.dim() - 1)), x, "x", "gsa");
   }
 };
 

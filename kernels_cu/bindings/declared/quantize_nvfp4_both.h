@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -19,9 +20,12 @@ struct Nvfp4BothAmax {
 
   void check() const {
     check_name("rotate", rotate, {"none", "te"});
-    check_values("x", x, 2, "(M, K)");
+    checks::input_tensor(x, "x", 2, "(M, K)");
     check_dtype("signs", signs, {ScalarType::Char},
                 "int8", ". Convert it with signs.char()");
+    check_device(&x, "x", x);
+    check_device(tensor_of(signs), "signs", x);
+    checks::rotated_matrix(x, rotate, tensor_of(signs));
   }
 };
 
@@ -52,13 +56,40 @@ struct QuantizeNvfp4Both {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("block", block, {"1x16", "16x16"});
     check_name("select", select, {"none", "4over6_mae", "4over6_mse", "4over6_mae_fast", "4over6_mse_fast", "4over6_abs_max", "static_6", "static_4"});
-    check_values("x", x, 2, "(M, K)");
+    checks::input_tensor(x, "x", 2, "(M, K)");
     check_dtype("amax", amax, {ScalarType::Float},
                 "float32", ". Convert it with amax.float()");
     check_dtype("signs", signs, {ScalarType::Char},
                 "int8", ". Convert it with signs.char()");
     check_dtype("from_gsa_t", from_gsa_t, {ScalarType::Float},
                 "float32", ". Convert it with from_gsa_t.float()");
+    check_device(&x, "x", x);
+    check_device(&amax, "amax", x);
+    check_device(tensor_of(signs), "signs", x);
+    check_device(tensor_of(rng_state), "rng_state", x);
+    check_device(tensor_of(random_bytes), "random_bytes", x);
+    check_device(tensor_of(random_bytes_t), "random_bytes_t", x);
+    check_device(tensor_of(from_gsa_t), "from_gsa_t", x);
+    checks::rotated_matrix(x, rotate, tensor_of(signs));
+    checks::check_rounding(rounding, tensor_of(rng_state), tensor_of(random_bytes), x);
+    if ((tensor_of(random_bytes) == nullptr) != (tensor_of(random_bytes_t) == nullptr)) {
+      fail_with({"random_bytes: expected bytes for x and for its transpose, or neither, got one of them"});
+    }
+    if (tensor_of(random_bytes_t) != nullptr) {
+      const auto shape_t = Shape().and_then(x.size(1), x.size(0));
+      checks::check_bytes(*tensor_of(random_bytes_t), "random_bytes_t", shape_t, "the transpose of x");
+    }
+    checks::check_together(block, rotate, select, rounding, e4m3_max);
+    if (block == "16x16" && (rotate != "none" || rounding != "nearest")) {
+      fail_with({"rotate and rounding: expected 'none' and 'nearest' with block='16x16', got '", rotate, "' and '", rounding, "'. The transpose has the same codes"});
+    }
+    if (tensor_of(from_gsa_t) != nullptr) {
+      if (tensor_of(from_gsa_t)->numel() != 1) {
+        fail_with({"from_gsa_t: expected one element, got shape ", shape_text(*tensor_of(from_gsa_t))});
+      }
+    }
+    const auto count = (tensor_of(from_gsa_t) == nullptr ? 1024 : 1);
+    checks::amax_tensor(amax, count, count, x, "x");
   }
 };
 

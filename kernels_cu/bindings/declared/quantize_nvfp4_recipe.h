@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -24,13 +25,18 @@ struct RotatedAmax {
   void check() const {
     check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
     check_name("granularity", granularity, {"tensor", "row"});
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("signs", signs, {ScalarType::Char},
                 "int8", ". Convert it with signs.char()");
     check_dtype("cos", cos, {ScalarType::Float},
                 "float32", ". Convert it with cos.float()");
     check_dtype("sin", sin, {ScalarType::Float},
                 "float32", ". Convert it with sin.float()");
+    check_device(&x, "x", x);
+    check_device(tensor_of(signs), "signs", x);
+    check_device(tensor_of(cos), "cos", x);
+    check_device(tensor_of(sin), "sin", x);
+    checks::rotated_arguments(x, rotate, tensor_of(signs), tensor_of(cos), tensor_of(sin));
   }
 };
 
@@ -67,7 +73,7 @@ struct QuantizeNvfp4Recipe {
     check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
     check_name("rounding", rounding, {"nearest", "stochastic"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("amax", amax, {ScalarType::Float},
                 "float32", ". Convert it with amax.float()");
     check_dtype("signs", signs, {ScalarType::Char},
@@ -76,6 +82,26 @@ struct QuantizeNvfp4Recipe {
                 "float32", ". Convert it with cos.float()");
     check_dtype("sin", sin, {ScalarType::Float},
                 "float32", ". Convert it with sin.float()");
+    check_device(&x, "x", x);
+    check_device(&amax, "amax", x);
+    check_device(tensor_of(signs), "signs", x);
+    check_device(tensor_of(cos), "cos", x);
+    check_device(tensor_of(sin), "sin", x);
+    check_device(tensor_of(rng_state), "rng_state", x);
+    check_device(tensor_of(random_bytes), "random_bytes", x);
+    checks::rotated_arguments(x, rotate, tensor_of(signs), tensor_of(cos), tensor_of(sin));
+    checks::check_rounding(rounding, tensor_of(rng_state), tensor_of(random_bytes), x);
+    checks::check_together(block, rotate, select, rounding, e4m3_max);
+    if (select != "none" && recipe == "vllm") {
+      fail_with({"recipe: expected 'te' or 'te_flush' with select='", select, "', got 'vllm'. The selection has a rule of its own for a block's scale"});
+    }
+    const auto rows = count_of(Shape(x).first(x.dim() - 1));
+    if (granularity == "row" && block != "1x16") {
+      fail_with({"block: expected '1x16' with granularity='row', got '16x16'"});
+    }
+    const auto count = (granularity == "row" ? rows : 1);
+    const auto other = ((granularity == "row" || from_gsa) ? count : 2048);
+    checks::amax_tensor(amax, count, other, x, "x");
   }
 };
 

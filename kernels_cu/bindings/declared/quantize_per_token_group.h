@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -35,11 +36,17 @@ struct QuantizePerTokenGroup {
                  "None or a number from the dtype's least to 0", "");
     check_number("fp8_max", fp8_max, 0x1.0000000000000p+4, 0x1.c000000000000p+15,
                  "None or a value of the dtype of at least 16", "");
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("counts", counts, {ScalarType::Int, ScalarType::Long},
                 "int32 or int64", ". Convert it with counts.int()");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");
+    check_device(&x, "x", x);
+    check_device(tensor_of(counts), "counts", x);
+    checks::group_size(group_size);
+    if (tensor_of(counts) != nullptr) {
+      checks::counts_tensor(*tensor_of(counts), x, "x");
+    }
   }
 };
 

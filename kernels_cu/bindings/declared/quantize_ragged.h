@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -32,6 +33,11 @@ struct QuantizeRaggedFp8 {
                 "float32", ". Convert it with scale.float()");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
                 "float8_e4m3fn or float8_e5m2", "");
+    check_device(&x, "x", x);
+    check_device(&offsets, "offsets", x);
+    check_device(tensor_of(scale), "scale", x);
+    check_device(tensor_of(sizes), "sizes", x);
+    checks::segments(x, "x", offsets, tensor_of(scale), tensor_of(sizes));
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -34,6 +35,19 @@ struct QuantizeRaggedGradFp8 {
                 "float32", ". Convert it with scale.float()");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
                 "float8_e4m3fn or float8_e5m2", "");
+    check_device(&grad, "grad", grad);
+    check_device(&offsets, "offsets", grad);
+    check_device(tensor_of(scale), "scale", grad);
+    check_device(tensor_of(sizes), "sizes", grad);
+    check_device(tensor_of(act_input), "act_input", grad);
+    checks::segments(grad, "grad", offsets, tensor_of(scale), tensor_of(sizes));
+    checks::activation(activation, tensor_of(act_input), grad);
+    if (grad.size(grad.dim() - 1) == 0) {
+      fail_with({"grad: expected shape (..., N) with N >= 1, got shape ", shape_text(grad)});
+    }
+    if (with_dbias && grad.dim() == 1) {
+      fail_with({"grad: expected shape (rows, N) with dbias, got shape ", shape_text(grad), ". Offsets of one dimension count elements, which have no bias gradients. Reshape it and count rows, or pass dbias=False"});
+    }
   }
 };
 

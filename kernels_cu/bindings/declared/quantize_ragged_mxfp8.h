@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -27,6 +28,10 @@ struct QuantizeRaggedMxfp8 {
                 "int64", ". Convert it with sizes.long()");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
                 "float8_e4m3fn or float8_e5m2", "");
+    check_device(&x, "x", x);
+    check_device(&offsets, "offsets", x);
+    check_device(tensor_of(sizes), "sizes", x);
+    checks::segments(x, "x", offsets, nullptr, tensor_of(sizes));
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -29,6 +30,11 @@ struct QuantizeRaggedNvfp4 {
                 "int64", ". Convert it with sizes.long()");
     check_dtype("scale", scale, {ScalarType::Float},
                 "float32", ". Convert it with scale.float()");
+    check_device(&x, "x", x);
+    check_device(&offsets, "offsets", x);
+    check_device(tensor_of(scale), "scale", x);
+    check_device(tensor_of(sizes), "sizes", x);
+    checks::segments(x, "x", offsets, tensor_of(scale), tensor_of(sizes));
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -29,7 +30,9 @@ struct QuantizeWeightNvfp4 {
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_number("gsa", gsa_value, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, such as amax / 2688", ". Leave it out to compute it");
-    check_values("w", w, 2, "(N, K), or (K, N) with dim=0");
+    checks::input_tensor(w, "w", 2, "(N, K), or (K, N) with dim=0");
+    check_device(&w, "w", w);
+    checks::weight_arguments(w, dim, scale_layout);
   }
 };
 
@@ -51,9 +54,13 @@ struct QuantizeWeightNvfp4FromGsa {
     check_name("recipe", recipe, {"te", "vllm", "te_flush"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("block", block, {"1x16", "16x16"});
-    check_values("w", w, 2, "(N, K), or (K, N) with dim=0");
+    checks::input_tensor(w, "w", 2, "(N, K), or (K, N) with dim=0");
     check_dtype("gsa", gsa, {ScalarType::Float},
                 "float32", ". Convert it with gsa.float()");
+    check_device(&w, "w", w);
+    check_device(&gsa, "gsa", w);
+    checks::weight_arguments(w, dim, scale_layout);
+    checks::gsa_of_tensor(gsa, w, "w", "gsa");
   }
 };
 
@@ -78,9 +85,13 @@ struct QuantizeWeightNvfp4FromAmax {
     check_name("block", block, {"1x16", "16x16"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
-    check_values("w", w, 2, "(N, K), or (K, N) with dim=0");
+    checks::input_tensor(w, "w", 2, "(N, K), or (K, N) with dim=0");
     check_dtype("amax", amax, {ScalarType::Float},
                 "float32", ". Convert it with amax.float()");
+    check_device(&w, "w", w);
+    check_device(&amax, "amax", w);
+    checks::weight_arguments(w, dim, scale_layout);
+    checks::amax_tensor(amax, 1, 1, w, "w");
   }
 };
 

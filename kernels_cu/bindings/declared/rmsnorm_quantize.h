@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -35,11 +36,35 @@ struct RmsnormQuantizeFp8 {
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
     check_number("amax_eps", amax_eps, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
-    check_values("x", x, 1, "(..., N)");
+    checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("scale", scale, {ScalarType::Float},
                 "float32", ". Convert it with scale.float()");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");
+    check_device(&x, "x", x);
+    check_device(&weight, "weight", x);
+    check_device(tensor_of(scale), "scale", x);
+    check_device(tensor_of(residual), "residual", x);
+    checks::norm_arguments(x, weight, tensor_of(residual));
+    const auto given = (tensor_of(scale) != nullptr || scale_value != std::nullopt);
+    if (given) {
+      checks::no_bound("scale_ub", scale_ub);
+      checks::no_bound("amax_eps", amax_eps);
+    }
+    if (tensor_of(scale) != nullptr) {
+      if (scale_value != std::nullopt) {
+        fail_with({"scale: expected a tensor or a number, got both"});
+      }
+      checks::scale_tensor(*tensor_of(scale), count_of(Shape(x).first(x.dim() - 1)), granularity, x, "x");
+    } else {
+      if (scale_value != std::nullopt && granularity == "row") {
+        fail_with({"scale: expected a tensor with granularity 'row', got a number"});
+      } else {
+        if (!(given) && granularity == "tensor") {
+          fail_with({"granularity: expected 'row' or a given scale, got 'tensor' without a scale. To compute one scale for the whole tensor quantize the result with quantize_fp8"});
+        }
+      }
+    }
   }
 };
 

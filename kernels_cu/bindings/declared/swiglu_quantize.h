@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -31,11 +32,33 @@ struct SwigluQuantizeFp8 {
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
     check_number("amax_eps", amax_eps, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
-    check_values("fused", fused, 1, "(..., 2 * N)");
+    checks::input_tensor(fused, "fused", 1, "(..., 2 * N)");
     check_dtype("scale", scale, {ScalarType::Float},
                 "float32", ". Convert it with scale.float()");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");
+    check_device(&fused, "fused", fused);
+    check_device(tensor_of(scale), "scale", fused);
+    checks::gate_and_up(fused, interleave);
+    const auto given = (tensor_of(scale) != nullptr || scale_value != std::nullopt);
+    if (given) {
+      checks::no_bound("scale_ub", scale_ub);
+      checks::no_bound("amax_eps", amax_eps);
+    }
+    if (tensor_of(scale) != nullptr) {
+      if (scale_value != std::nullopt) {
+        fail_with({"scale: expected a tensor or a number, got both"});
+      }
+      checks::scale_tensor(*tensor_of(scale), count_of(Shape(fused).first(fused.dim() - 1)), granularity, fused, "fused");
+    } else {
+      if (scale_value != std::nullopt && granularity == "row") {
+        fail_with({"scale: expected a tensor with granularity 'row', got a number"});
+      } else {
+        if (!(given) && granularity == "tensor") {
+          fail_with({"granularity: expected 'row' or a given scale, got 'tensor' without a scale. To compute one scale for the whole tensor quantize the result with quantize_fp8"});
+        }
+      }
+    }
   }
 };
 
@@ -60,11 +83,17 @@ struct SwigluQuantizeFp8FromAmax {
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
     check_number("amax_eps", amax_eps, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
-    check_values("fused", fused, 1, "(..., 2 * N)");
+    checks::input_tensor(fused, "fused", 1, "(..., 2 * N)");
     check_dtype("amax", amax, {ScalarType::Float},
                 "float32", ". Convert it with amax.float()");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");
+    check_device(&fused, "fused", fused);
+    check_device(&amax, "amax", fused);
+    checks::gate_and_up(fused, interleave);
+    const auto by_row = granularity == "row";
+    const auto count = (by_row ? count_of(Shape(fused).first(fused.dim() - 1)) : 1);
+    checks::amax_tensor(amax, count, count, fused, "fused");
   }
 };
 

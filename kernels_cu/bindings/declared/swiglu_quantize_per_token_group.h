@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../function.h"
+#include "checks.h"
 
 namespace jitquant::declared {
 
@@ -36,11 +37,18 @@ struct SwigluQuantizePerTokenGroup {
                  "None or a number from the dtype's least to 0", "");
     check_number("fp8_max", fp8_max, 0x1.0000000000000p+4, 0x1.c000000000000p+15,
                  "None or a value of the dtype of at least 16", "");
-    check_values("fused", fused, 1, "(..., 2 * N)");
+    checks::input_tensor(fused, "fused", 1, "(..., 2 * N)");
     check_dtype("counts", counts, {ScalarType::Int, ScalarType::Long},
                 "int32 or int64", ". Convert it with counts.int()");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");
+    check_device(&fused, "fused", fused);
+    check_device(tensor_of(counts), "counts", fused);
+    checks::gate_and_up(fused, interleave);
+    checks::group_size(group_size);
+    if (tensor_of(counts) != nullptr) {
+      checks::counts_tensor(*tensor_of(counts), fused, "fused");
+    }
   }
 };
 
