@@ -148,7 +148,7 @@ def _part(x: Tensor) -> Part | None:
     # A part is asked for before anything is checked.
     if of is None or (x.dim() > 0 and x.shape[0] > _FEW_ROWS):
         return of
-    return Part(f"{of.name}_few_rows", (*of.flags, "-DJITQUANT_EXPERTS_FEW_ROWS"))
+    return of.narrowed("few_rows", "-DJITQUANT_EXPERTS_FEW_ROWS")
 
 
 GROUPED_LINEAR = Op(

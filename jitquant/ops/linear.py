@@ -177,10 +177,11 @@ def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = Non
         return None
     rows = x.shape[:-1].numel()
     if rows <= _FEW_ROWS:
-        return Part(f"{of.name}_few_rows", (*of.flags, f"-DJITQUANT_LINEAR_ROWS={_FEW_ROWS}"))
+        return of.narrowed("few_rows", f"-DJITQUANT_LINEAR_ROWS={_FEW_ROWS}").apart()
     many, most = ("some", _SOME_ROWS) if rows <= _SOME_ROWS else ("many", 0)
-    flags = (*of.flags, f"-DJITQUANT_LINEAR_ROWS={most}", *to.flags)
-    return Part(f"{of.name}_{many}_rows_{to.name}", flags)
+    flags = (f"-DJITQUANT_LINEAR_ROWS={most}", *to.flags)
+    # All of a dtype of x would be for results in other dtypes too, which cost the most.
+    return of.narrowed(f"{many}_rows_{to.name}", *flags).apart()
 
 
 def _part_of_result(dtype: torch.dtype | None = None) -> Part | None:
