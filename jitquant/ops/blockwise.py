@@ -39,11 +39,13 @@ from jitquant.ops.schema import (
     Cast,
     Number,
     Op,
+    Part,
     Plan,
     Result,
     Rows,
     Rule,
     Values,
+    part_for_residual,
     product,
 )
 from jitquant.tensors import QuantizedTensor
@@ -195,10 +197,22 @@ ROTATED_PER_TOKEN_GROUP = product(
     module="rotate_quantize_per_token_group",
     **BUFFERS,
 )
+
+
+def _normed_part(x: Tensor, residual: Tensor | None, scale_format: str, recipe: str) -> Part | None:
+    of = part_for_residual(x.dtype, residual)
+    if of is None:
+        return None
+    if scale_format == "float32" and recipe == "vllm":
+        return of.narrowed("divided", "-DJITQUANT_GROUP_DIVIDED=1")
+    return of.narrowed("multiplied", "-DJITQUANT_GROUP_DIVIDED=0")
+
+
 RMSNORM_PER_TOKEN_GROUP = product(
     "rmsnorm_quantize_per_token_group",
     sources.NORM,
     NORMED_GROUP,
+    part=_normed_part,
     module="rmsnorm_quantize_per_token_group",
     **BUFFERS,
 )

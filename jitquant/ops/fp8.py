@@ -71,6 +71,7 @@ from jitquant.ops.schema import (
     Rule,
     Source,
     fp32,
+    part_for_residual,
     product,
 )
 from jitquant.tensors import QuantizedTensor
@@ -187,7 +188,14 @@ ROTATED = Scaled(
 )
 RMSNORM = Scaled(
     sources.NORM,
-    product("rmsnorm_quantize_fp8", sources.NORM, SCALED, module="rmsnorm_quantize", **BUFFERS),
+    product(
+        "rmsnorm_quantize_fp8",
+        sources.NORM,
+        SCALED,
+        module="rmsnorm_quantize",
+        part=lambda x, residual: part_for_residual(x.dtype, residual),
+        **BUFFERS,
+    ),
     None,
 )
 

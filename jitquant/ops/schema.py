@@ -193,6 +193,16 @@ class Part(NamedTuple):
         return [] if self.of is None else [self.of, *self.of.wider]
 
 
+def part_for_residual(dtype: torch.dtype, residual: Tensor | None) -> Part | None:
+    """What a norm needs of its module: the sources differ with and without a residual."""
+    of = PARTS.get(dtype)
+    if of is None:
+        return None
+    if residual is None:
+        return of.narrowed("plain", "-DJITQUANT_RESIDUAL=0")
+    return of.narrowed("residual", "-DJITQUANT_RESIDUAL=1")
+
+
 #: By the dtype that kernels are for; the flag is for `dispatch` of dispatch.cuh.
 PARTS = {
     dtype: Part(name, (f"-DJITQUANT_DTYPE={number}",))
