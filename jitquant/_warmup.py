@@ -71,12 +71,16 @@ _TELLING = ("rotate", "granularity", "scale_format", "recipe")
 def first_calls(dtype: torch.dtype) -> list[tuple[str, Part | None]]:
     """Module and part that first calls of ops with ``dtype`` wait for, each once; None: all."""
     # Rows of each kind that products have kernels for.
-    inputs = [torch.empty(rows, 16, dtype=dtype, device="meta") for rows in (1, 64, 1024)]
+    inputs = [torch.empty(rows, 16, dtype=dtype, device="meta") for rows in (1, 32, 64, 128, 1024)]
+    few, many = (
+        torch.empty(experts, 16, 8, dtype=torch.uint8, device="meta") for experts in (8, 256)
+    )
     codes = torch.empty(1, 16, dtype=torch.uint8, device="meta")
     found: dict[tuple[str, Part | None], None] = {}
     for op in ALL_OPS:
         varied: dict[str, tuple[Any, ...]] = {n: op.choices.get(n, ("",)) for n in _TELLING}
         varied |= {name: (None, codes) for name in ("x_sf", "cos", "residual") if name in op.names}
+        varied |= {name: (few, many) for name in ("w_fp4", "gate_up_fp4") if name in op.names}
         for x, values in itertools.product(inputs, itertools.product(*varied.values())):
             first = codes.expand(x.shape) if op.names[0] in ("x_fp4", "data") else x
             arguments: dict[str, Any] = {
@@ -84,6 +88,8 @@ def first_calls(dtype: torch.dtype) -> list[tuple[str, Part | None]]:
                 op.names[0]: first,
                 "dtype": dtype,
                 "gsa_value": None,
+                "down_fp4": few,
+                "topk_ids": codes[:, :8],
             }
             arguments |= {"inv_rms": codes, **dict(zip(varied, values, strict=True))}
             found.setdefault((op.module, op.part(arguments)))
