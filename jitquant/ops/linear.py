@@ -166,8 +166,8 @@ def _plan_fp8(
     return _plan_epilogue(x, n, bias, residual, torch.bfloat16 if dtype is None else dtype)
 
 
-#: Bounds of few rows of x, and of some: each range has its own kernels (linear_tiles.cuh).
-_FEW_ROWS, _SOME_ROWS = 16, 64
+#: Bounds of few rows of x, of some and of more: each range has its own kernels (linear_tiles.cuh).
+_FEW_ROWS, _SOME_ROWS, _MORE_ROWS = 16, 64, 128
 
 
 def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = None) -> Part | None:
@@ -177,11 +177,18 @@ def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = Non
         return None
     rows = x.shape[:-1].numel()
     if rows <= _FEW_ROWS:
-        return of.narrowed("few_rows", f"-DJITQUANT_LINEAR_ROWS={_FEW_ROWS}").apart()
-    many, most = ("some", _SOME_ROWS) if rows <= _SOME_ROWS else ("many", 0)
-    flags = (f"-DJITQUANT_LINEAR_ROWS={most}", *to.flags)
+        return of.narrowed("few_rows", _rows_flag(_FEW_ROWS)).apart()
     # All of a dtype of x would be for results in other dtypes too, which cost the most.
-    return of.narrowed(f"{many}_rows_{to.name}", *flags).apart()
+    some = of.narrowed(f"some_rows_{to.name}", _rows_flag(_SOME_ROWS), *to.flags).apart()
+    if rows <= _SOME_ROWS:
+        return some
+    many = of.narrowed(f"many_rows_{to.name}", _rows_flag(0), *to.flags).apart()
+    more = of.narrowed(f"more_rows_{to.name}", _rows_flag(_MORE_ROWS), *to.flags)
+    return more._replace(of=many) if rows <= _MORE_ROWS else many
+
+
+def _rows_flag(rows: int) -> str:
+    return f"-DJITQUANT_LINEAR_ROWS={rows}"
 
 
 def _part_of_result(dtype: torch.dtype | None = None) -> Part | None:

@@ -590,7 +590,7 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
 }
 
 constexpr int kMostRows = 16;  // per launch of nvfp4_linear_kernel
-constexpr bool kTakesMany = kTakesSome || kTakesMost;
+constexpr bool kTakesMany = kTakesSome || kTakesMore;
 
 // NVFP4 x after decoding.
 LinearOperand decoded_rows(const LinearOperand& x, void* values) {
@@ -612,7 +612,10 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
                         void* decoded, cudaStream_t stream) {
   const bool aligned = is_aligned<Input>(w, x);
   const int64_t rows = x.rows;
-  const bool taken = rows <= kMostRows ? kTakesFew : rows <= 64 ? kTakesSome : kTakesMost;
+  const bool taken = rows <= kMostRows ? kTakesFew
+                     : rows <= 64      ? kTakesSome
+                     : rows <= 128     ? kTakesMore
+                                       : kTakesMost;
   if (!taken) return cudaErrorInvalidValue;
   if constexpr (kTakesMany && LinearInput<Input>::kCodes) {
     using T = typename LinearInput<Input>::Operand;
