@@ -166,8 +166,8 @@ def _plan_fp8(
     return _plan_epilogue(x, n, bias, residual, torch.bfloat16 if dtype is None else dtype)
 
 
-#: Bounds of few rows of x, of some and of more: each range has its own kernels (linear_tiles.cuh).
-_FEW_ROWS, _SOME_ROWS, _MORE_ROWS = 16, 64, 128
+#: Bounds of the rows of x that have kernels of their own (linear_tiles.cuh).
+_FEWEST_ROWS, _FEW_ROWS, _SOME_ROWS, _MORE_ROWS = 2, 16, 64, 128
 
 
 def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = None) -> Part | None:
@@ -177,7 +177,9 @@ def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = Non
         return None
     rows = x.shape[:-1].numel()
     if rows <= _FEW_ROWS:
-        return of.narrowed("few_rows", _rows_flag(_FEW_ROWS)).apart()
+        few = of.narrowed("few_rows", _rows_flag(_FEW_ROWS)).apart()
+        fewest = of.narrowed("fewest_rows", _rows_flag(_FEWEST_ROWS))
+        return fewest._replace(of=few) if rows <= _FEWEST_ROWS else few
     # All of a dtype of x would be for results in other dtypes too, which cost the most.
     some = of.narrowed(f"some_rows_{to.name}", _rows_flag(_SOME_ROWS), *to.flags).apart()
     if rows <= _SOME_ROWS:
