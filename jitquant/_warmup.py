@@ -65,13 +65,14 @@ def warmup(
 
 
 #: Arguments whose names tell which part of a module a call needs.
-_TELLING = ("rotate", "granularity", "scale_format", "recipe")
+_TELLING = ("rotate", "granularity", "scale_format", "recipe", "activation")
 
 
 def first_calls(dtype: torch.dtype) -> list[tuple[str, Part | None]]:
     """Module and part that first calls of ops with ``dtype`` wait for, each once; None: all."""
     # Rows of each kind that products have kernels for.
-    inputs = [torch.empty(rows, 16, dtype=dtype, device="meta") for rows in (1, 32, 64, 128, 1024)]
+    counts = (1, 16, 32, 64, 128, 1024)
+    inputs = [torch.empty(rows, 16, dtype=dtype, device="meta") for rows in counts]
     few, many = (
         torch.empty(experts, 16, 8, dtype=torch.uint8, device="meta") for experts in (8, 256)
     )

@@ -46,6 +46,7 @@ from jitquant.ops.schema import (
     Rule,
     Values,
     part_for_residual,
+    part_for_rope,
     product,
 )
 from jitquant.tensors import QuantizedTensor
@@ -195,6 +196,7 @@ ROTATED_PER_TOKEN_GROUP = product(
     GROUP,
     kind=CountedOp,
     module="rotate_quantize_per_token_group",
+    part=part_for_rope,
     **BUFFERS,
 )
 

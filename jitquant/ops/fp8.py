@@ -72,6 +72,7 @@ from jitquant.ops.schema import (
     Source,
     fp32,
     part_for_residual,
+    part_for_rope,
     product,
 )
 from jitquant.tensors import QuantizedTensor
@@ -183,7 +184,14 @@ SWIGLU = Scaled(
 )
 ROTATED = Scaled(
     sources.ROTATED,
-    product("rotate_quantize_fp8", sources.ROTATED, SCALED, module="rotate_quantize", **BUFFERS),
+    product(
+        "rotate_quantize_fp8",
+        sources.ROTATED,
+        SCALED,
+        module="rotate_quantize",
+        part=part_for_rope,
+        **BUFFERS,
+    ),
     None,
 )
 RMSNORM = Scaled(

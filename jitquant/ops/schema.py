@@ -203,6 +203,14 @@ def part_for_residual(dtype: torch.dtype, residual: Tensor | None) -> Part | Non
     return of.narrowed("residual", "-DJITQUANT_RESIDUAL=1")
 
 
+def part_for_rope(x: Tensor, cos: Tensor | None) -> Part | None:
+    """What rows that are rotated need of their module: the sources differ with and without RoPE."""
+    of = PARTS.get(x.dtype)
+    if of is None:
+        return None
+    return of.narrowed("plain" if cos is None else "rope", f"-DJITQUANT_ROPE={cos is not None:d}")
+
+
 #: By the dtype that kernels are for; the flag is for `dispatch` of dispatch.cuh.
 PARTS = {
     dtype: Part(name, (f"-DJITQUANT_DTYPE={number}",))
