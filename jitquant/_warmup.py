@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -52,24 +53,45 @@ def warmup(
                 f"dtypes: expected one of {accepted}, got {dtype!r}. No other dtype has kernels"
             )
         for name, part in first_calls(dtype):
-            parts.setdefault(name, []).append(part)
-    enough = {name: [p for p in some if p is not None] for name, some in parts.items()}
+            # One part that has several takes less time than they do.
+            parts.setdefault(name, []).append(part.wider[-1] if part and part.wider else part)
     # A module is built as a whole if an op needs all of it.
-    enough = {name: some for name, some in enough.items() if len(some) == len(parts[name])}
+    enough = {
+        name: [(part.name, part.flags) for part in dict.fromkeys(some) if part is not None]
+        for name, some in parts.items()
+        if None not in some
+    }
     return loader.warmup(*names, devices=devices, manifest=manifest, parts=enough)
+
+
+#: Arguments whose names tell which part of a module a call needs.
+_TELLING = ("rotate", "granularity", "scale_format", "recipe", "activation")
 
 
 def first_calls(dtype: torch.dtype) -> list[tuple[str, Part | None]]:
     """Module and part that first calls of ops with ``dtype`` wait for, each once; None: all."""
     # Rows of each kind that products have kernels for.
-    inputs = [torch.empty(rows, 16, dtype=dtype, device="meta") for rows in (1, 64, 1024)]
+    counts = (1, 16, 32, 64, 128, 1024)
+    inputs = [torch.empty(rows, 16, dtype=dtype, device="meta") for rows in counts]
+    few, many = (
+        torch.empty(experts, 16, 8, dtype=torch.uint8, device="meta") for experts in (8, 256)
+    )
     codes = torch.empty(1, 16, dtype=torch.uint8, device="meta")
     found: dict[tuple[str, Part | None], None] = {}
     for op in ALL_OPS:
-        rotations = op.choices.get("rotate", ("none",))
-        tables = (None, codes) if "cos" in op.names else (None,)
-        for x, x_sf, rotate, cos in itertools.product(inputs, (None, codes), rotations, tables):
+        varied: dict[str, tuple[Any, ...]] = {n: op.choices.get(n, ("",)) for n in _TELLING}
+        varied |= {name: (None, codes) for name in ("x_sf", "cos", "residual") if name in op.names}
+        varied |= {name: (few, many) for name in ("w_fp4", "gate_up_fp4") if name in op.names}
+        for x, values in itertools.product(inputs, itertools.product(*varied.values())):
             first = codes.expand(x.shape) if op.names[0] in ("x_fp4", "data") else x
-            arguments = {"x": first, op.names[0]: first, "x_sf": x_sf, "rotate": rotate}
-            found.setdefault((op.module, op.part({**arguments, "cos": cos, "dtype": dtype})))
+            arguments: dict[str, Any] = {
+                "x": first,
+                op.names[0]: first,
+                "dtype": dtype,
+                "gsa_value": None,
+                "down_fp4": few,
+                "topk_ids": codes[:, :8],
+            }
+            arguments |= {"inv_rms": codes, **dict(zip(varied, values, strict=True))}
+            found.setdefault((op.module, op.part(arguments)))
     return sorted(found, key=str)

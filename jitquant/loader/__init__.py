@@ -181,11 +181,14 @@ def get_part(
     sources: Sequence[str | os.PathLike[str]],
     part: str,
     cuda_flags: Sequence[str],
+    wider: Sequence[tuple[str, Sequence[str]]] = (),
 ) -> tuple[CudaModule, Callable[[], bool], bool]:
     """The module of ``sources`` if it is loaded or built, else a part of it that builds faster.
 
     The part is the module ``<name>_<part>``: the same sources, compiled with ``cuda_flags``, which
-    leave out some kernels. :func:`warmup` and ``jitquant build`` build whole modules.
+    leave out some kernels. ``wider`` are parts with these kernels and others, as name and flags:
+    one that is loaded or built is taken instead of building. :func:`warmup` and ``jitquant build``
+    build whole modules.
 
     Returns:
         The module; a function that returns whether to keep it (:func:`up_to_date_check`; a part is
@@ -194,7 +197,7 @@ def get_part(
     Raises:
         As :func:`get_cuda_module`.
     """
-    return _default.get_part(name, sources, part, cuda_flags)
+    return _default.get_part(name, sources, part, cuda_flags, wider)
 
 
 def up_to_date_check(module: CudaModule) -> Callable[[], bool]:

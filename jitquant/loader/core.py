@@ -156,20 +156,33 @@ class Loader:
         sources: Sequence[str | os.PathLike[str]],
         part: str,
         cuda_flags: Sequence[str],
+        wider: Sequence[tuple[str, Sequence[str]]] = (),
     ) -> tuple[CudaModule, Callable[[], bool], bool]:
         """See :func:`jitquant.loader.get_part`."""
         request = self._request(name, sources, (), (), (), None)
         key = (name, tuple(sources), (), (), (), None)
         record = self._records.get(key)
-        narrow = self._request(f"{name}_{part}", sources, (), cuda_flags, (), None)
-        known = self._records.get((narrow.name, tuple(sources), (), narrow.cuda_flags, (), None))
         may_build = self._may_build() and not self._capturing()
-        if self._is_ready(record, request) or not (may_build or self._is_ready(known, narrow)):
+        enough = [
+            self._request(f"{name}_{known}", sources, (), flags, (), None)
+            for known, flags in ((part, cuda_flags), *wider)
+        ]
+        if self._is_ready(record, request):
+            chosen = None
+        elif may_build and not wider:
+            chosen = enough[0]
+        else:
+            ready = (one for one in enough if self._is_ready(self._record_of(one), one))
+            chosen = next(ready, enough[0] if may_build else None)
+        if chosen is None:
             module = self.get(name, sources)
             return module, self.up_to_date_check(module), False
-        module = self.get_request(narrow)
+        module = self.get_request(chosen)
         fresh = self.up_to_date_check(module)
         return module, lambda: self._records.get(key) is record and fresh(), True
+
+    def _record_of(self, request: Request) -> Record | None:
+        return self._records.get((request.name, request.sources, (), request.cuda_flags, (), None))
 
     def _is_ready(self, record: Record | None, request: Request) -> bool:
         """Whether ``request`` is loaded, or a bundle or the cache has it."""

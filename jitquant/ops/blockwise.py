@@ -39,11 +39,14 @@ from jitquant.ops.schema import (
     Cast,
     Number,
     Op,
+    Part,
     Plan,
     Result,
     Rows,
     Rule,
     Values,
+    part_for_residual,
+    part_for_rope,
     product,
 )
 from jitquant.tensors import QuantizedTensor
@@ -193,12 +196,25 @@ ROTATED_PER_TOKEN_GROUP = product(
     GROUP,
     kind=CountedOp,
     module="rotate_quantize_per_token_group",
+    part=part_for_rope,
     **BUFFERS,
 )
+
+
+def _normed_part(x: Tensor, residual: Tensor | None, scale_format: str, recipe: str) -> Part | None:
+    of = part_for_residual(x.dtype, residual)
+    if of is None:
+        return None
+    if scale_format == "float32" and recipe == "vllm":
+        return of.narrowed("divided", "-DJITQUANT_GROUP_DIVIDED=1")
+    return of.narrowed("multiplied", "-DJITQUANT_GROUP_DIVIDED=0")
+
+
 RMSNORM_PER_TOKEN_GROUP = product(
     "rmsnorm_quantize_per_token_group",
     sources.NORM,
     NORMED_GROUP,
+    part=_normed_part,
     module="rmsnorm_quantize_per_token_group",
     **BUFFERS,
 )

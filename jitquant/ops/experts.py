@@ -145,16 +145,47 @@ def _plan_experts(
     return Plan(x.device, (Result((x.shape[0], cols), x.dtype if dtype is None else dtype),))
 
 
-#: Up to so many rows no launch is by tiles (nvfp4_experts.cu).
-_FEW_ROWS = 32
+#: Up to so many rows no launch is by tiles, and from so many rows per expert on some are by tall
+#: ones; so many pairs are multiplied at once on every device, and by tiles so many results in all
+#: (nvfp4_experts.cu).
+_FEW_ROWS, _ROWS_OF_TALL, _PAIRS_AT_ONCE, _MOST_TILED = 32, 64, 1024, 1 << 28
+#: What kernels are for, and the number that asks for them (expert_tiles.cuh).
+_ONE_ROW, _BUNDLED, _TILED, _TALL, _LAYER = 1, 2, 4, 8, 16
 
 
-def _part(x: Tensor) -> Part | None:
-    of = PARTS.get(x.dtype)  # codes need the whole module
+def _part(x: Tensor, w_fp4: Tensor) -> Part | None:
     # A part is asked for before anything is checked.
-    if of is None or (x.dim() > 0 and x.shape[0] > _FEW_ROWS):
+    of, rows = PARTS.get(x.dtype), x.shape[:-1].numel()  # codes need the whole module
+    if of is None:
         return of
-    return Part(f"{of.name}_few_rows", (*of.flags, "-DJITQUANT_EXPERTS_FEW_ROWS"))
+    if rows <= _FEW_ROWS:
+        return _with(of, "few_rows", _BUNDLED | _LAYER)
+    if rows <= _ROWS_OF_TALL * w_fp4.shape[:1].numel():
+        return _with(of, "grouped_some_rows", _BUNDLED | _TILED)
+    return _with(of, "grouped_many_rows", _BUNDLED | _TILED | _TALL)
+
+
+def _part_of_layer(
+    x: Tensor, gate_up_fp4: Tensor, down_fp4: Tensor, topk_ids: Tensor
+) -> Part | None:
+    of, rows = PARTS.get(x.dtype), x.shape[:-1].numel()
+    if of is None:
+        return of
+    if rows == 1:
+        return _with(of, "one_row", _ONE_ROW | _LAYER)
+    if rows <= _FEW_ROWS:
+        return _with(of, "few_rows", _BUNDLED | _LAYER)
+    pairs = rows * topk_ids.shape[-1:].numel()
+    if pairs > _ROWS_OF_TALL * gate_up_fp4.shape[:1].numel():
+        return of
+    # Of more pairs, one row may be left to multiply alone.
+    if pairs <= _PAIRS_AT_ONCE and pairs * down_fp4.shape[1:2].numel() <= _MOST_TILED:
+        return _with(of, "some_rows", _BUNDLED | _TILED | _LAYER)
+    return _with(of, "more_rows", _ONE_ROW | _BUNDLED | _TILED | _LAYER)
+
+
+def _with(of: Part, name: str, kernels: int) -> Part:
+    return of.narrowed(name, f"-DJITQUANT_EXPERTS={kernels}")
 
 
 GROUPED_LINEAR = Op(
@@ -179,7 +210,7 @@ EXPERTS = Op(
         "topk_weights": INPUT,
         "dtype": OUTPUT,
     },
-    part=_part,
+    part=_part_of_layer,
 )
 
 OPS: tuple[Op, ...] = (GROUPED_LINEAR, EXPERTS)

@@ -71,6 +71,8 @@ from jitquant.ops.schema import (
     Rule,
     Source,
     fp32,
+    part_for_residual,
+    part_for_rope,
     product,
 )
 from jitquant.tensors import QuantizedTensor
@@ -184,12 +186,26 @@ SWIGLU = Scaled(
 )
 ROTATED = Scaled(
     sources.ROTATED,
-    product("rotate_quantize_fp8", sources.ROTATED, SCALED, module="rotate_quantize", **BUFFERS),
+    product(
+        "rotate_quantize_fp8",
+        sources.ROTATED,
+        SCALED,
+        module="rotate_quantize",
+        part=part_for_rope,
+        **BUFFERS,
+    ),
     None,
 )
 RMSNORM = Scaled(
     sources.NORM,
-    product("rmsnorm_quantize_fp8", sources.NORM, SCALED, module="rmsnorm_quantize", **BUFFERS),
+    product(
+        "rmsnorm_quantize_fp8",
+        sources.NORM,
+        SCALED,
+        module="rmsnorm_quantize",
+        part=lambda x, residual: part_for_residual(x.dtype, residual),
+        **BUFFERS,
+    ),
     None,
 )
 

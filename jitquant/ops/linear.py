@@ -170,8 +170,8 @@ def _plan_fp8(
     return Plan(x.device, (Result((*x.shape[:-1], n), to),))
 
 
-#: Bounds of few rows of x, and of some: each range has its own kernels (linear_tiles.cuh).
-_FEW_ROWS, _SOME_ROWS = 16, 64
+#: Bounds of the rows of x that have kernels of their own (linear_tiles.cuh).
+_FEWEST_ROWS, _FEW_ROWS, _SOME_ROWS, _MORE_ROWS = 2, 16, 64, 128
 
 
 def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = None) -> Part | None:
@@ -181,10 +181,20 @@ def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = Non
         return None
     rows = x.shape[:-1].numel()
     if rows <= _FEW_ROWS:
-        return Part(f"{of.name}_few_rows", (*of.flags, f"-DJITQUANT_LINEAR_ROWS={_FEW_ROWS}"))
-    many, most = ("some", _SOME_ROWS) if rows <= _SOME_ROWS else ("many", 0)
-    flags = (*of.flags, f"-DJITQUANT_LINEAR_ROWS={most}", *to.flags)
-    return Part(f"{of.name}_{many}_rows_{to.name}", flags)
+        few = of.narrowed("few_rows", _rows_flag(_FEW_ROWS)).apart()
+        fewest = of.narrowed("fewest_rows", _rows_flag(_FEWEST_ROWS))
+        return fewest._replace(of=few) if rows <= _FEWEST_ROWS else few
+    # All of a dtype of x would be for results in other dtypes too, which cost the most.
+    some = of.narrowed(f"some_rows_{to.name}", _rows_flag(_SOME_ROWS), *to.flags).apart()
+    if rows <= _SOME_ROWS:
+        return some
+    many = of.narrowed(f"many_rows_{to.name}", _rows_flag(0), *to.flags).apart()
+    more = of.narrowed(f"more_rows_{to.name}", _rows_flag(_MORE_ROWS), *to.flags)
+    return more._replace(of=many) if rows <= _MORE_ROWS else many
+
+
+def _rows_flag(rows: int) -> str:
+    return f"-DJITQUANT_LINEAR_ROWS={rows}"
 
 
 def _part_of_result(dtype: torch.dtype | None = None) -> Part | None:

@@ -29,6 +29,7 @@ that is not accepted. The message lists what is expected. On a GPU also
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -63,9 +64,11 @@ from jitquant.ops.recipes import GSA
 from jitquant.ops.schema import (
     FP32,
     OUTPUT,
+    PARTS,
     Cast,
     Number,
     Op,
+    Part,
     Plan,
     Result,
     Rows,
@@ -73,6 +76,7 @@ from jitquant.ops.schema import (
     Values,
     fp4,
     fp32,
+    part_for_residual,
     product,
 )
 from jitquant.tensors import NVFP4Tensor, QuantizedActivation
@@ -200,10 +204,12 @@ def _family(
     computed: tuple[str, str],
     given: tuple[str, str],
     normalized: Source | None = None,
+    part: Callable[..., Part | None] | None = None,
 ) -> Family:
     """The NVFP4 ops of a source.
 
     Args:
+        part: as `Op` has it, of all of them that are in one module.
         name: of the op whose gsa is computed.
         source: where values come from.
         computed: module and function of that op; the one with the amax given is in its module.
@@ -211,25 +217,64 @@ def _family(
         normalized: of a norm, the source of the second half.
     """
     module = computed[0]
+    rest: dict[str, Any] = {"module": module, "maker": _MAKER, "part": part}
     return Family(
         source,
-        product(name, source, COMPUTED, module=module, function=computed[1], maker=_MAKER),
+        product(name, source, COMPUTED, function=computed[1], **rest),
         product(
-            f"{name}_from_gsa", source, GIVEN, module=given[0], function=given[1], maker=_MAKER
+            f"{name}_from_gsa",
+            source,
+            GIVEN,
+            function=given[1],
+            **(rest if given[0] == module else {"module": given[0], "maker": _MAKER}),
         ),
         product(
             f"{name}_from_amax",
             normalized or source,
             FROM_MAXIMA if normalized else FROM_AMAX,
-            module=module,
-            maker=_MAKER,
+            **rest,
         ),
-        product(
-            name.replace("_quantize_nvfp4", "_amax"), source, MAXIMA, module=module, maker=_MAKER
-        )
+        product(name.replace("_quantize_nvfp4", "_amax"), source, MAXIMA, **rest)
         if normalized
         else None,
     )
+
+
+def _plain_part(
+    x: Tensor, granularity: str = "tensor", gsa_value: float | None = None
+) -> Part | None:
+    of = PARTS.get(x.dtype)
+    if of is None:
+        return None
+    if granularity == "row" and gsa_value is None:
+        return of.narrowed("rows", "-DJITQUANT_ROW_SCALES=1")
+    return of.narrowed("tensor", "-DJITQUANT_ROW_SCALES=0")
+
+
+def _normed_part(
+    x: Tensor,
+    residual: Tensor | None = None,
+    granularity: str = "row",
+    inv_rms: Tensor | None = None,
+) -> Part | None:
+    of = part_for_residual(x.dtype, residual)
+    return of if of is None else _with_launches(of, granularity, inv_rms)
+
+
+def _mhc_part(
+    X: Tensor,
+    granularity: str = "row",
+    inv_rms: Tensor | None = None,
+) -> Part | None:
+    of = PARTS.get(X.dtype)
+    return of if of is None else _with_launches(of, granularity, inv_rms)
+
+
+def _with_launches(of: Part, granularity: str, inv_rms: Tensor | None) -> Part:
+    """Without the second launch, which quantizes rows whose inv_rms is known, if need not be."""
+    if granularity == "tensor" or inv_rms is not None:
+        return of
+    return of.narrowed("rows", "-DJITQUANT_ROW_SCALES=1")
 
 
 QUANTIZE = _family(
@@ -237,6 +282,7 @@ QUANTIZE = _family(
     sources.PLAIN,
     computed=("fused_amax_quantize", "amax_quantize_nvfp4"),
     given=("quantize_nvfp4", "quantize_nvfp4"),
+    part=_plain_part,
 )
 DEINTERLEAVE = _family(
     "deinterleave_quantize_nvfp4",
@@ -250,6 +296,7 @@ RMSNORM = _family(
     computed=("fused_rmsnorm_quantize", "rmsnorm_quantize_nvfp4"),
     given=("fused_rmsnorm_quantize", "rmsnorm_quantize_nvfp4_from_gsa"),
     normalized=sources.NORMALIZED,
+    part=_normed_part,
 )
 MHC = _family(
     "mhc_rmsnorm_quantize_nvfp4",
@@ -257,6 +304,7 @@ MHC = _family(
     computed=("fused_mhc_rmsnorm_quantize", "mhc_rmsnorm_quantize_nvfp4"),
     given=("fused_mhc_rmsnorm_quantize", "mhc_rmsnorm_quantize_nvfp4_from_gsa"),
     normalized=sources.MHC_NORMALIZED,
+    part=_mhc_part,
 )
 WEIGHT = _family(
     "quantize_weight_nvfp4",

@@ -40,7 +40,7 @@ from jitquant.numerics import ragged as numerics
 from jitquant.numerics.fp8 import scale_from_amax
 from jitquant.numerics.nvfp4 import scales_from_amax
 from jitquant.ops import _checks, _checks_fp8, _sharded
-from jitquant.ops.schema import FP8, FP32, INPUT, INT64, OUTPUT, Op, Plan, Result, fp32
+from jitquant.ops.schema import FP8, FP32, INPUT, INT64, OUTPUT, PARTS, Op, Part, Plan, Result, fp32
 from jitquant.tensors import QuantizedRaggedTensor
 
 if TYPE_CHECKING:
@@ -197,6 +197,15 @@ def _plan_dequantize_nvfp4(
     return Plan(x_fp4.device, (Result((numel,), torch.bfloat16 if dtype is None else dtype),))
 
 
+def _part(x: Tensor, activation: str) -> Part | None:
+    of = PARTS.get(x.dtype)
+    if of is None:
+        return None
+    activates = activation != "none"
+    name = "activated" if activates else "plain"
+    return of.narrowed(name, f"-DJITQUANT_ACTIVATION={activates:d}")
+
+
 _SEGMENTS = {"offsets": INT64, "sizes": INT64}
 QUANTIZE_FP8 = Op(
     "quantize_ragged_fp8",
@@ -206,6 +215,7 @@ QUANTIZE_FP8 = Op(
     reference=numerics.quantize_ragged_fp8,
     accepts={"x": INPUT, **_SEGMENTS, "scale": FP32, "dtype": FP8},
     choices={"activation": ACTIVATIONS},
+    part=_part,
     maker=_MAKER,
 )
 QUANTIZE_GRAD_FP8 = Op(

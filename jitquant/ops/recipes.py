@@ -295,8 +295,7 @@ def _part_of(dtype: torch.dtype, rotate: str) -> Part | None:
     if of is None:
         return None
     kind = {"none": 0, "te": 1, "rope": 3}.get(rotate, 2)
-    name = f"{of.name}_{('plain', 'te', 'wide', 'rope')[kind]}"
-    return Part(name, (*of.flags, f"-DJITQUANT_ROTATE={kind}"))
+    return of.narrowed(("plain", "te", "wide", "rope")[kind], f"-DJITQUANT_ROTATE={kind}")
 
 
 ROTATED_AMAX = Op(

@@ -561,11 +561,9 @@ cudaError_t launch_fp8_rows(const Source& source, const Fp8Scale& scale, const E
 template <class F>
 cudaError_t normalized(const Matrix& x, const Matrix* residual, const ColumnVector& weight,
                        float eps, float* inv_rms, F&& f) {
-  return dispatch(x.dtype, [&](auto element) {
-    using T = decltype(element);
-    const Normalize<T> norm = {weight, eps, inv_rms};
-    return residual != nullptr ? f(ResidualSource<T>(x, *residual), norm)
-                               : f(PlainSource<T>(x), norm);
+  return with_residual(x, residual, [&](const auto& source) {
+    using T = typename std::decay_t<decltype(source)>::Element;
+    return f(source, Normalize<T>{weight, eps, inv_rms});
   });
 }
 #endif

@@ -504,6 +504,18 @@ __global__ void __launch_bounds__(kSortWarps * 32)
 #ifndef __CUDACC_RTC__
 namespace {
 
+// Kernels for: a layer of one row; several rows, by bundles and by tiles, of which tall ones are
+// for many rows per expert; and what a layer has beside its products. -DJITQUANT_EXPERTS=<sum>
+// builds a library with some of them, which compiles faster.
+enum Has : int { kOneRow = 1, kBundled = 2, kTiled = 4, kTall = 8, kLayer = 16 };
+constexpr bool has(int kernels) {
+#ifdef JITQUANT_EXPERTS
+  return (JITQUANT_EXPERTS & kernels) == kernels;
+#else
+  return true;
+#endif
+}
+
 template <class T, class Shape, bool kActivate>
 cudaError_t launch_expert_tiles_as(const ExpertWeights& w, const LinearOperand& x,
                                    const SortedRows& rows, const TileOutput& to,
@@ -538,8 +550,11 @@ cudaError_t launch_expert_tiles(const ExpertWeights& w, const LinearOperand& x,
     return launch_expert_tiles_as<T, decltype(shape), kActivate>(w, x, rows, to, stream);
   };
   const int64_t experts = w.experts;
-  return x.rows > 64 * experts && experts <= kMostOfTall ? launch(TileShape<256, 2, 1, 128, 3>())
-                                                         : launch(TileShape<64, 4, 1, 128, 6>());
+  if (x.rows > 64 * experts && experts <= kMostOfTall) {
+    if constexpr (has(kTall)) return launch(TileShape<256, 2, 1, 128, 3>());
+    return cudaErrorInvalidValue;
+  }
+  return launch(TileShape<64, 4, 1, 128, 6>());
 }
 
 // Whether the tile kernels take these weights on the current device: TMA needs rows that are a

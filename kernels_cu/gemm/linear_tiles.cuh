@@ -252,13 +252,16 @@ cudaError_t launch_tiles(const Nvfp4Weight& w, const LinearOperand& x, const Lin
   return launch<kKernel>(shape, stream, w, x, codes, x_map, to, plan);
 }
 
-// -DJITQUANT_LINEAR_ROWS=16 builds a library for up to 16 rows, =64 for 17 to 64, and =0 for more.
-// Each compiles in a fraction of the time of all three.
+// -DJITQUANT_LINEAR_ROWS=2 builds a library for up to 2 rows, =16 for up to 16, =64 for 17 to 64,
+// =128 for 65 to 128, and =0 for more than 64. Each compiles in a fraction of the time of all.
 #ifdef JITQUANT_LINEAR_ROWS
 constexpr int kForRows = JITQUANT_LINEAR_ROWS;
-constexpr bool kTakesFew = kForRows == 16, kTakesSome = kForRows == 64, kTakesMost = kForRows == 0;
+constexpr bool kTakesFew = kForRows == 16, kTakesFewest = kTakesFew || kForRows == 2,
+               kTakesSome = kForRows == 64, kTakesMost = kForRows == 0,
+               kTakesMore = kTakesMost || kForRows == 128;
 #else
-constexpr bool kTakesFew = true, kTakesSome = true, kTakesMost = true;
+constexpr bool kTakesFewest = true, kTakesFew = true, kTakesSome = true, kTakesMore = true,
+               kTakesMost = true;
 #endif
 
 // Rows of x, warpgroups across W, warpgroups along k, depth of a stage, number of stages.
@@ -366,13 +369,18 @@ cudaError_t launch_as_tiles(const Nvfp4Weight& w, const LinearOperand& x, const 
       choice.template offer<Split<Tall64>>(19);
     }
   }
-  if constexpr (kTakesMost) {
+  if constexpr (kTakesMore) {
     if (!some) {
       choice.template offer<Tall128>(37);
       choice.template offer<Wide128>(65);
       choice.template offer<Split<Tall128>>(23);
       choice.template offer<Wide128By192>(76);
       choice.template offer<Split<Wide128By192>>(57);
+    }
+  }
+  if constexpr (kTakesMost) {
+    // Up to 128 rows, Wide128 and Split<Wide128By192> have no more tiles and take less.
+    if (x.rows > 128) {
       choice.template offer<Wide256>(95);
       choice.template offer<Split<Wide256>>(60);
       choice.template offer_both<Wide256, Split<Wide256>>(95, 60);

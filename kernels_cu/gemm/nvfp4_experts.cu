@@ -84,18 +84,12 @@ constexpr int kMostOfBundles = 16;
 // pairs per expert on, with 256 of 7168 x 2048 from 9.
 constexpr int kFewestRows = 33, kTiledPairs = 9;
 
-// A library for fewer rows compiles in less time.
-#ifdef JITQUANT_EXPERTS_FEW_ROWS
-constexpr bool kHasTiles = false;
-#else
-constexpr bool kHasTiles = true;
-#endif
 bool takes(int64_t rows) {
-  return kHasTiles || rows < kFewestRows;
+  return has(kTiled) || rows < kFewestRows;
 }
 
 template <class Input>
-constexpr bool kMayTile = kHasTiles && !LinearInput<Input>::kCodes;
+constexpr bool kMayTile = has(kTiled) && !LinearInput<Input>::kCodes;
 
 template <class Input>
 cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const Routing& given,
@@ -154,7 +148,7 @@ enum class LayerWay : int { kBundles, kBoth, kTiles };
 template <class T>
 LayerWay way_of(const ExpertWeights& up, const ExpertWeights& down, const LinearOperand& x,
                 int top_k) {
-  if constexpr (kHasTiles) {
+  if constexpr (has(kTiled)) {
     const bool tiled = x.rows >= kFewestRows && apart_by_16(x.data, x.stride * 2) &&
                        has_expert_tiles<T>(up) && has_expert_tiles<T>(down);
     const int64_t pairs = x.rows * top_k;
@@ -234,14 +228,17 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
     LinearOperand h = {layer.activations, nullptr, x.dtype, down.cols, pairs, down.cols};
 
     if (rows == 1) {
-      cudaError_t error = launch_bundles<Input, true>(up, part, routing, between, stream);
-      if (error == cudaSuccess) error = launch_one_down<Input>(down, h, routing, own, stream);
+      cudaError_t error = cudaErrorInvalidValue;
+      if constexpr (has(kOneRow)) {
+        error = launch_bundles<Input, true>(up, part, routing, between, stream);
+        if (error == cudaSuccess) error = launch_one_down<Input>(down, h, routing, own, stream);
+      }
       if (error != cudaSuccess) return error;
       continue;
     }
     const bool tiles = way != LayerWay::kBundles;
     const int least = way == LayerWay::kTiles ? 1 : kMostOfBundles + 1;
-    if constexpr (kHasTiles) {
+    if constexpr (has(kTiled)) {
       if (tiles) {
         cudaError_t error = launch_layer_tiles<Input>(own, part, least, stream, true);
         if (error == cudaSuccess) {
@@ -251,12 +248,15 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
       }
     }
     if (way != LayerWay::kTiles) {
-      cudaError_t error = launch_bundles<Input, false>(up, part, routing, between, stream);
-      if (error != cudaSuccess) return error;
-      routing.of_tokens = false, routing.is_sorted = true;
-      const BundleOutput partials = {
-          layer.partials, DType::kFloat32, down.rows, false, nullptr, 0, {}};
-      error = launch_bundles<Input, false>(down, h, routing, partials, stream);
+      cudaError_t error = cudaErrorInvalidValue;
+      if constexpr (has(kBundled)) {
+        error = launch_bundles<Input, false>(up, part, routing, between, stream);
+        if (error != cudaSuccess) return error;
+        routing.of_tokens = false, routing.is_sorted = true;
+        const BundleOutput partials = {
+            layer.partials, DType::kFloat32, down.rows, false, nullptr, 0, {}};
+        error = launch_bundles<Input, false>(down, h, routing, partials, stream);
+      }
       if (error != cudaSuccess) return error;
     }
     const int64_t blocks = rows * ((down.rows / 4 + kSumThreads - 1) / kSumThreads);
@@ -308,7 +308,7 @@ cudaError_t launch_nvfp4_grouped_linear(const ExpertWeights& w, const LinearOper
 #ifdef JITQUANT_DTYPE
   // A library for x in this dtype only (dispatch.cuh).
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
-  if constexpr (kOnly != DType::kFloat32) {
+  if constexpr (kOnly != DType::kFloat32 && has(kBundled)) {
     using Only = std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>;
     if (x.scales == nullptr && x.dtype == kOnly) {
       return launch_grouped<Only>(w, x, routing, to, stream);
@@ -328,7 +328,7 @@ cudaError_t launch_nvfp4_experts(const ExpertLayer& layer, const LinearOperand& 
   if (!takes(x.rows)) return cudaErrorInvalidValue;
 #ifdef JITQUANT_DTYPE
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
-  if constexpr (kOnly != DType::kFloat32) {
+  if constexpr (kOnly != DType::kFloat32 && has(kLayer)) {
     using Only = std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>;
     if (x.dtype == kOnly) return launch_layer<Only>(layer, x, stream);
   }

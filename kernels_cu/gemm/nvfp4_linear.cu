@@ -590,7 +590,7 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
 }
 
 constexpr int kMostRows = 16;  // per launch of nvfp4_linear_kernel
-constexpr bool kTakesMany = kTakesSome || kTakesMost;
+constexpr bool kTakesMany = kTakesSome || kTakesMore;
 
 // NVFP4 x after decoding.
 LinearOperand decoded_rows(const LinearOperand& x, void* values) {
@@ -612,7 +612,11 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
                         void* decoded, cudaStream_t stream) {
   const bool aligned = is_aligned<Input>(w, x);
   const int64_t rows = x.rows;
-  const bool taken = rows <= kMostRows ? kTakesFew : rows <= 64 ? kTakesSome : kTakesMost;
+  const bool taken = rows <= 2           ? kTakesFewest
+                     : rows <= kMostRows ? kTakesFew
+                     : rows <= 64        ? kTakesSome
+                     : rows <= 128       ? kTakesMore
+                                         : kTakesMost;
   if (!taken) return cudaErrorInvalidValue;
   if constexpr (kTakesMany && LinearInput<Input>::kCodes) {
     using T = typename LinearInput<Input>::Operand;
@@ -648,14 +652,17 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
     constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
     constexpr LinearWay kFewest = kAfter ? LinearWay::kTwoRows : LinearWay::kEightRows;
     cudaError_t error = cudaSuccess;
+    if constexpr (kTakesFewest) {
+      if (rows <= 2) error = go(std::integral_constant<LinearWay, kFewest>());
+    }
     if constexpr (kTakesFew) {
-      if (rows <= 2) {
-        error = go(std::integral_constant<LinearWay, kFewest>());
-      } else if (rows <= 8) {
+      if (rows > 2 && rows <= 8) {
         error = go(std::integral_constant<LinearWay, LinearWay::kEightRows>());
       }
     }
-    if (rows > 8) error = go(std::integral_constant<LinearWay, LinearWay::kSixteenRows>());
+    if constexpr (kTakesFew || kTakesMany) {
+      if (rows > 8) error = go(std::integral_constant<LinearWay, LinearWay::kSixteenRows>());
+    }
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -192,6 +192,14 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
 }  // namespace
 
 #ifndef __CUDACC_RTC__
+// -DJITQUANT_GROUP_DIVIDED=1 builds a library for elements that are divided by their scales alone,
+// =0 one for the others.
+#ifdef JITQUANT_GROUP_DIVIDED
+constexpr bool kTakesDivided = JITQUANT_GROUP_DIVIDED == 1, kTakesOthers = !kTakesDivided;
+#else
+constexpr bool kTakesDivided = true, kTakesOthers = true;
+#endif
+
 cudaError_t launch_rmsnorm_per_token_group(const Matrix& x, const Matrix* residual,
                                            const ColumnVector& weight, float eps, float* inv_rms,
                                            const GroupNumerics& numerics, const GroupOutput& out,
@@ -203,14 +211,19 @@ cudaError_t launch_rmsnorm_per_token_group(const Matrix& x, const Matrix* residu
       return launch_norm_group<decltype(kind)::value>(source, norm, numerics, out, log_lanes,
                                                       stream);
     };
-    if (numerics.scale_format == ScaleFormat::kFloat32) {
-      if (numerics.recipe == GroupRecipe::kVllm) return launch(Constant<GroupCase::kDivided>{});
-      if (numerics.recipe == GroupRecipe::kTe && numerics.format == EightBit::kE4m3 &&
-          !numerics.bounded && log_lanes > 0 && out.scales.batches == 1) {
-        return launch(Constant<GroupCase::kUsual>{});
-      }
+    const bool fp32 = numerics.scale_format == ScaleFormat::kFloat32;
+    const bool divided = fp32 && numerics.recipe == GroupRecipe::kVllm;
+    if constexpr (kTakesDivided) {
+      if (divided) return launch(Constant<GroupCase::kDivided>{});
     }
-    return launch(Constant<GroupCase::kAny>{});
+    if constexpr (kTakesOthers) {
+      const bool usual = fp32 && numerics.recipe == GroupRecipe::kTe &&
+                         numerics.format == EightBit::kE4m3 && !numerics.bounded && log_lanes > 0 &&
+                         out.scales.batches == 1;
+      if (usual) return launch(Constant<GroupCase::kUsual>{});
+      if (!divided) return launch(Constant<GroupCase::kAny>{});
+    }
+    return cudaErrorInvalidValue;
   });
 }
 #endif

@@ -16,20 +16,26 @@ cudaError_t launch_amax_quantize_nvfp4(const Matrix& x, float divisor, float* pa
   const AmaxPlan plan = amax_plan(x.rows, x.cols);
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
-    if (plan.cluster > 0) {
-      return launch_cluster(PlainSource<T>(x), plan.cluster, divisor, gsa, recipe, out, stream);
+    if constexpr (kTakesTensor) {
+      if (plan.cluster > 0) {
+        return launch_cluster(PlainSource<T>(x), plan.cluster, divisor, gsa, recipe, out, stream);
+      }
+      const cudaError_t error = launch_amax_plain<T>(x, partials, plan.partials, stream);
+      if (error != cudaSuccess) return error;
+      const GlobalScale scale = partials_scale(partials, plan.partials, divisor, gsa);
+      return launch_quantize_plain<T, true>(x, scale, recipe, out, stream);
     }
-    const cudaError_t error = launch_amax_plain<T>(x, partials, plan.partials, stream);
-    if (error != cudaSuccess) return error;
-    return launch_quantize_plain<T, true>(x, partials_scale(partials, plan.partials, divisor, gsa),
-                                          recipe, out, stream);
+    return cudaErrorInvalidValue;
   });
 }
 
 cudaError_t launch_quantize_nvfp4(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
                                   const Nvfp4Output& out, cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
-    return launch_quantize_plain<decltype(element), false>(x, scale, recipe, out, stream);
+    if constexpr (kTakesTensor) {
+      return launch_quantize_plain<decltype(element), false>(x, scale, recipe, out, stream);
+    }
+    return cudaErrorInvalidValue;
   });
 }
 
@@ -37,7 +43,10 @@ cudaError_t launch_quantize_nvfp4_rows(const Matrix& x, float divisor, float* gs
                                        Nvfp4Recipe recipe, const Nvfp4Output& out,
                                        cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
-    return launch_row_amax(PlainSource<decltype(element)>(x), divisor, gsa, recipe, out, stream);
+    if constexpr (kTakesRows) {
+      return launch_row_amax(PlainSource<decltype(element)>(x), divisor, gsa, recipe, out, stream);
+    }
+    return cudaErrorInvalidValue;
   });
 }
 

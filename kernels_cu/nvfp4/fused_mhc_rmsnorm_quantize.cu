@@ -43,9 +43,12 @@ cudaError_t launch_mhc_quantize(const HyperConnection& mix, const ColumnVector& 
                                 const Nvfp4Output& out, cudaStream_t stream) {
   return dispatch(mix.x.dtype, [&](auto element) {
     using T = decltype(element);
-    return launch_quantize(NormalizedSource<HyperConnectionSource<T>>(
-                               source_of<T>(mix), Normalize<T>{weight, 0.0f, inv_rms}),
-                           scale, recipe, out, stream);
+    if constexpr (kTakesTensor) {
+      return launch_quantize(NormalizedSource<HyperConnectionSource<T>>(
+                                 source_of<T>(mix), Normalize<T>{weight, 0.0f, inv_rms}),
+                             scale, recipe, out, stream);
+    }
+    return cudaErrorInvalidValue;
   });
 }
 #endif

@@ -7,10 +7,8 @@ namespace jitquant {
 #ifndef __CUDACC_RTC__
 int rmsnorm_amax_partials(const Matrix& x, const Matrix* residual, const ColumnVector& weight) {
   int64_t grid = 0;
-  dispatch(x.dtype, [&](auto element) {
-    using T = decltype(element);
-    grid = residual != nullptr ? row_partials(ResidualSource<T>(x, *residual), weight)
-                               : row_partials(PlainSource<T>(x), weight);
+  with_residual(x, residual, [&](const auto& source) {
+    grid = row_partials(source, weight);
     return cudaSuccess;
   });
   return static_cast<int>(grid);
@@ -20,13 +18,10 @@ int rmsnorm_amax_partials(const Matrix& x, const Matrix* residual, const ColumnV
 cudaError_t launch_rmsnorm_rows(const Matrix& x, const Matrix* residual, const ColumnVector& weight,
                                 float eps, float* inv_rms, const RowScale& scale,
                                 Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream) {
-  return dispatch(x.dtype, [&](auto element) {
-    using T = decltype(element);
-    const Normalize<T> norm = {weight, eps, inv_rms};
-    if (residual != nullptr) {
-      return launch_rows<true>(ResidualSource<T>(x, *residual), norm, scale, recipe, out, stream);
-    }
-    return launch_rows<true>(PlainSource<T>(x), norm, scale, recipe, out, stream);
+  return with_residual(x, residual, [&](const auto& source) {
+    using T = typename std::decay_t<decltype(source)>::Element;
+    return launch_rows<true>(source, Normalize<T>{weight, eps, inv_rms}, scale, recipe, out,
+                             stream);
   });
 }
 
@@ -36,9 +31,12 @@ cudaError_t launch_rmsnorm_quantize(const Matrix& x, const ColumnVector& weight,
                                     const Nvfp4Output& out, cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
-    return launch_quantize(
-        NormalizedSource<PlainSource<T>>(PlainSource<T>(x), Normalize<T>{weight, 0.0f, inv_rms}),
-        scale, recipe, out, stream);
+    if constexpr (kTakesTensor) {
+      return launch_quantize(
+          NormalizedSource<PlainSource<T>>(PlainSource<T>(x), Normalize<T>{weight, 0.0f, inv_rms}),
+          scale, recipe, out, stream);
+    }
+    return cudaErrorInvalidValue;
   });
 }
 #endif

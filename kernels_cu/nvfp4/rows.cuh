@@ -276,6 +276,14 @@ RowPlan lane_plan(const PlainSource<T>& source) {
   return plan;
 }
 
+// -DJITQUANT_ROW_SCALES=1 builds a library without the kernels that only a gsa of the whole tensor
+// needs, =0 one without those that only a gsa per row needs.
+#ifdef JITQUANT_ROW_SCALES
+constexpr bool kTakesRows = JITQUANT_ROW_SCALES == 1, kTakesTensor = !kTakesRows;
+#else
+constexpr bool kTakesRows = true, kTakesTensor = true;
+#endif
+
 // Sources whose rows may have one thread block each, and those that may have a cluster.
 template <class Source, bool kNorm>
 constexpr bool kHasRow = false;

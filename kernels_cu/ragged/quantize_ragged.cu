@@ -26,16 +26,30 @@ struct ActivatedSource : BufferSource<T> {
 };
 
 #ifndef __CUDACC_RTC__
+// -DJITQUANT_ACTIVATION=0 builds a library for no activation alone, =1 for all others.
+#ifdef JITQUANT_ACTIVATION
+constexpr bool kActivates = JITQUANT_ACTIVATION == 1, kKeeps = !kActivates;
+#else
+constexpr bool kActivates = true, kKeeps = true;
+#endif
+
 cudaError_t launch_quantize_ragged_fp8(const RaggedInput& x, Activation activation,
                                        const RaggedScales& scales, const RaggedElements& out,
                                        cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
     const RaggedFp8 op = {out};
-    if (activation != Activation::kNone) {
-      return launch_ragged(ActivatedSource<T>(x, activation), op, x, scales, stream);
+    if constexpr (kActivates) {
+      if (activation != Activation::kNone) {
+        return launch_ragged(ActivatedSource<T>(x, activation), op, x, scales, stream);
+      }
     }
-    return launch_ragged(BufferSource<T>(x), op, x, scales, stream);
+    if constexpr (kKeeps) {
+      if (activation == Activation::kNone) {
+        return launch_ragged(BufferSource<T>(x), op, x, scales, stream);
+      }
+    }
+    return cudaErrorInvalidValue;
   });
 }
 #endif

@@ -165,13 +165,20 @@ inline int lanes_together(const RotatedSource<T, kRope>& source) {
 }
 
 #ifndef __CUDACC_RTC__
-// Calls f with the source of rows that are rotated.
+// Calls f with the source of rows that are rotated. -DJITQUANT_ROPE=0 builds a library for rows
+// without a rotary position embedding alone, =1 for those with one.
 template <class F>
 cudaError_t rotated_rows(const Matrix& x, const Rotation& rotation, const Rope& rope, F&& f) {
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
+#ifdef JITQUANT_ROPE
+    constexpr bool kRope = JITQUANT_ROPE == 1;
+    return (rope.size > 0) == kRope ? f(RotatedSource<T, kRope>(x, rotation, rope))
+                                    : cudaErrorInvalidValue;
+#else
     return rope.size > 0 ? f(RotatedSource<T, true>(x, rotation, rope))
                          : f(RotatedSource<T, false>(x, rotation, rope));
+#endif
   });
 }
 #endif

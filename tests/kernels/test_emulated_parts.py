@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from samples import COMPILED_OPS as OPS
 from samples import SAMPLES, Sample
+from samples_experts import experts_in_tiles
 
 from jitquant.ops.schema import Compiled, Part
 
@@ -30,7 +31,7 @@ def test_every_sample_by_its_part(
 ) -> None:
     op = OPS[name]
     samples: dict[Part, list[Sample]] = defaultdict(list)
-    for sample in SAMPLES[name]:
+    for sample in (*SAMPLES[name], *(s for s in experts_in_tiles() if s.op == name)):
         args, kwargs = sample.make("cpu")
         part = op.part(op._named(args, kwargs))
         if part is not None:  # else the call needs the whole module
@@ -38,7 +39,7 @@ def test_every_sample_by_its_part(
     assert len(samples) > 1
     assert len({part.name for part in samples}) == len(samples)
     # The ways of the products that have parts of their own are Hopper's.
-    device = HOPPER if name.startswith("nvfp4_linear") else 0
+    device = HOPPER if op.module in ("nvfp4_linear", "nvfp4_experts") else 0
     for part, group in samples.items():
         folder = tmp_path / part.name
         folder.mkdir()

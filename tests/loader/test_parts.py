@@ -52,6 +52,25 @@ def test_the_part_is_kept_until_the_whole_is_loaded(tmp_path: Path) -> None:
     assert again.key == whole.key
 
 
+def test_a_wider_part_that_is_built_is_taken(tmp_path: Path) -> None:
+    source, cache = settled(write_plain(tmp_path / "source")), tmp_path / "cache"
+    wider = [("wide", ("-DWIDE",)), ("widest", ("-DWIDEST",))]
+    new_loader(cache).get("plain_widest", [source], cuda_flags=("-DWIDEST",))
+    loader = new_loader(cache)
+    part, fresh, is_part = loader.get_part("plain", [source], "small", FLAGS, wider)
+    assert (part.__name__, is_part, fresh()) == ("plain_widest", True, True)
+    write_factor(source.with_suffix(".h"), 5)
+    settled(source)
+    assert not fresh()
+    part, _, is_part = loader.get_part("plain", [source], "small", FLAGS, wider)
+    assert (part.__name__, is_part) == ("plain_small", True)
+    assert part.library.factor() == 5
+    loader.freeze()
+    assert loader.get_part("plain", [source], "small", FLAGS, wider)[0] is part
+    with pytest.raises(FrozenError, match="plain"):
+        loader.get_part("plain", [source], "other", ("-DOTHER",))
+
+
 def test_after_an_edit_the_part_is_what_is_built(tmp_path: Path) -> None:
     source = settled(write_plain(tmp_path / "source"))
     loader = new_loader(tmp_path / "cache")

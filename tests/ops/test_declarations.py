@@ -209,7 +209,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
         return SimpleNamespace(**functions)
 
     def get_part(
-        name: str, sources: list[str], part: str, flags: Sequence[str]
+        name: str, sources: list[str], part: str, flags: Sequence[str], wider: object
     ) -> tuple[SimpleNamespace, Callable[[], bool], bool]:
         module = get_cuda_module(name, sources)
         return module, jitquant.loader.up_to_date_check(module), False
@@ -322,7 +322,7 @@ def test_an_op_asks_for_the_dtype_that_it_is_called_with(
     parts: dict[str, Direct] = {}
 
     def get_part(
-        name: str, sources: list[str], part: str, flags: Sequence[str]
+        name: str, sources: list[str], part: str, flags: Sequence[str], wider: object
     ) -> tuple[SimpleNamespace, Callable[[], bool], bool]:
         asked.append((part, tuple(flags)))
         direct = parts[part] = Direct()

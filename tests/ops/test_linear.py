@@ -191,9 +191,11 @@ def test_scale_inv_is_one_or_one_a_row(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("x", "least"),
     [
+        (randn(2, 96), ("bf16_fewest_rows", "bf16_fewest_rows")),
         (X, ("bf16_few_rows", "bf16_few_rows")),
         (randn(17, 96), ("bf16_some_rows_to_bf16", "bf16_some_rows_to_fp32")),
-        (randn(65, 96), ("bf16_many_rows_to_bf16", "bf16_many_rows_to_fp32")),
+        (randn(65, 96), ("bf16_more_rows_to_bf16", "bf16_more_rows_to_fp32")),
+        (randn(129, 96), ("bf16_many_rows_to_bf16", "bf16_many_rows_to_fp32")),
     ],
 )
 def test_a_first_call_waits_for_the_dtype_of_its_result(

@@ -89,26 +89,53 @@ def build(
     prepare = _in_background(_import_torch_extension_tools)
     paths = _in_background(lambda: [_include_path(unit, env, staging) for unit in own])
 
-    def run(commands: Sequence[Command], tick: Callable[[list[str]], None]) -> list[Finished]:
-        return run_side_by_side(commands, slots=slots, env=env, cwd=staging, on_tick=tick)
+    def run(
+        commands: Sequence[Command],
+        tick: Callable[[list[str]], None],
+        after: Sequence[threading.Event],
+    ) -> list[Finished]:
+        """Runs ``commands``, those of nvcc at once and others once ``after`` has happened."""
+        nvcc = {unit.command.label for unit in own if unit.is_cuda}
+        return run_side_by_side(
+            commands,
+            slots=slots,
+            env=env,
+            cwd=staging,
+            on_tick=tick,
+            may_start=lambda command: command.label in nvcc or all(e.is_set() for e in after),
+        )
 
-    def compile_shared(unit: Unit) -> Compiled:
+    def compile_shared(
+        unit: Unit, begun: threading.Event, after: list[threading.Event]
+    ) -> Compiled:
         """The object of ``unit``, compiled here unless a build before this one has done so."""
 
         def compile_it() -> Compiled:
             path = _in_background(lambda: _include_path(unit, env, staging))
+            tick = lambda labels: begun.set() if labels else None  # noqa: E731
             done = compile_units(
-                plan, [unit], staging, hasher, partial(run, tick=lambda labels: None)
+                plan, [unit], staging, hasher, partial(run, tick=tick, after=after)
             )
             read = (unit.source, *read_by(unit, staging))
             return Compiled(includes.Unit(unit.source, read, path.result()), done[-1])
 
         inputs = [plan.inputs[key] for key in ("host_compiler", "environment", "torch", "machine")]
         name = f"{digest_of([unit.command.argv, *inputs])[:32]}.o"
-        return shared.get(kept / name, staging / unit.output, plan.roots, compile_it)
+        try:
+            return shared.get(kept / name, staging / unit.output, plan.roots, compile_it)
+        finally:
+            begun.set()
 
-    with_others = [_in_background(partial(compile_shared, unit)) for unit in units if unit.shared]
-    finished = compile_units(plan, own, staging, hasher, partial(run, tick=on_tick))
+    # What takes longest begins first: nvcc, the shared objects, then this module's binding.
+    longest_first = sorted(
+        (unit for unit in units if unit.shared), key=lambda unit: -len(unit.scan.files)
+    )
+    begun = [threading.Event() for _ in longest_first]
+    with_others = [
+        _in_background(partial(compile_shared, unit, begun[i], begun[:i]))
+        for i, unit in enumerate(longest_first)
+    ]
+    finished = compile_units(plan, own, staging, hasher, partial(run, tick=on_tick, after=begun))
     read: list[includes.Unit] = []
     if all(item.returncode == 0 for item in finished):
         for compiled in (waiting.result() for waiting in with_others):

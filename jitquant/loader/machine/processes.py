@@ -82,11 +82,13 @@ def run_side_by_side(
     env: Mapping[str, str],
     cwd: Path,
     on_tick: Callable[[list[str]], None],
+    may_start: Callable[[Command], bool] = lambda command: True,
 ) -> list[Finished]:
     """Run ``commands`` in parallel, as far as ``slots`` allows. Stop the others if one fails.
 
-    ``on_tick`` is called many times a second with the labels of what is running. If this call ends
-    early (even by KeyboardInterrupt or SIGKILL), the process groups of the commands are killed.
+    They start in their order, each once ``may_start`` agrees. ``on_tick`` is called many times a
+    second with the labels of what is running. If this call ends early (even by KeyboardInterrupt or
+    SIGKILL), the process groups of the commands are killed.
 
     Returns the commands that ended, the failed one last.
 
@@ -99,7 +101,7 @@ def run_side_by_side(
     with Watchdog() as watchdog:
         try:
             while waiting or running:
-                while waiting and slots.acquire(blocking=False):
+                while waiting and may_start(waiting[0]) and slots.acquire(blocking=False):
                     command = waiting.pop(0)
                     try:
                         running.append(_start(command, env, cwd))

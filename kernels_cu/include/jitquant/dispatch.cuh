@@ -28,6 +28,26 @@ cudaError_t dispatch(DType dtype, F&& f) {
 #endif
 }
 
+// Calls f(source) with the source of a norm's rows: x, or its sum with a residual.
+// -DJITQUANT_RESIDUAL=0 builds a library for calls without a residual alone, =1 for those with one.
+template <class F>
+cudaError_t with_residual(const Matrix& x, const Matrix* residual, F&& f) {
+  return dispatch(x.dtype, [&](auto element) {
+    using T = decltype(element);
+#ifdef JITQUANT_RESIDUAL
+    constexpr bool kAdds = JITQUANT_RESIDUAL == 1;
+    if ((residual != nullptr) != kAdds) return cudaErrorInvalidValue;
+    if constexpr (kAdds) {
+      return f(ResidualSource<T>(x, *residual));
+    } else {
+      return f(PlainSource<T>(x));
+    }
+#else
+    return residual != nullptr ? f(ResidualSource<T>(x, *residual)) : f(PlainSource<T>(x));
+#endif
+  });
+}
+
 // Calls f(source) with the source of a gate-and-up projection.
 template <class F>
 cudaError_t deinterleaved(const Matrix& fused, int64_t run, bool activate, F&& f) {
