@@ -132,7 +132,8 @@ def get_cuda_module(
             compiled with it unless you pass a C++ source. A :class:`Source` contains the text.
         include_dirs: searched before the project's own device headers, which are always found.
         cuda_flags: more flags for nvcc; select architectures with ``archs`` instead.
-        cxx_flags: more flags for the C++ compiler; ``-l``, ``-L`` and ``-Wl,`` go to the linker.
+        cxx_flags: more flags for the C++ compiler; ``-l``, ``-L``, ``-Wl,`` and ``-Xlinker`` go to
+            the linker.
         archs: GPU architectures, such as ``"9.0"`` or ``["90a", "100a"]``; ``None`` means
             ``JITQUANT_CUDA_ARCHS``, else ``TORCH_CUDA_ARCH_LIST``, else the visible GPUs, else
             sm_90a.

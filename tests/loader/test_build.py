@@ -144,10 +144,14 @@ def test_headers_of_another_folder_have_one_name(tmp_path: Path) -> None:
     assert loader.get("plain", ["plain.cpp"]).library.factor() == 2
 
 
-def test_linker_flags_reach_the_linker(tmp_path: Path, loader: Loader) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [["-Wl,-soname,odd name.so"], ["-Xlinker", "-soname", "-Xlinker", "odd name.so"]],
+)
+def test_linker_flags_reach_the_linker(tmp_path: Path, loader: Loader, flags: list[str]) -> None:
     source = tmp_path / "z.cpp"
     source.write_text('extern "C" int factor() { return 1; }\n')
-    module = loader.get("z", [source], cxx_flags=["-Wl,-soname,odd name.so", "-lm"])
+    module = loader.get("z", [source], cxx_flags=[*flags, "-lm"])
     assert b"odd name.so" in module.path.read_bytes()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from ..machine.archs import gencode_flags
@@ -27,7 +28,7 @@ KEPT = ".kept"
 TARGET_MACRO = "TORCH_TARGET_VERSION"
 #: What only nvcc's host compiler includes, for the code that nvcc generates.
 _LATE = ("crt/host_runtime.h", "crt/func_macro.h", "math_constants.h", "fatbinary_section.h")
-_LINKER_FLAGS = ("-l", "-L", "-Wl,")
+_LINKER_FLAGS = ("-l", "-L", "-Wl,", "-Xlinker")
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _cuda_options(plan: Plan, extension: str, stem: str, scan: IncludeScan, jobs
 
 
 def _cxx_options(plan: Plan, extension: str | None, stem: str, scan: IncludeScan) -> list[str]:
-    flags = [f for f in plan.request.cxx_flags if not f.startswith(_LINKER_FLAGS)]
+    flags, _ = _divided(plan.request.cxx_flags)
     argv = [f"-Wa,--MD,{stem}.as.d"] if names_incbins(plan) else []
     argv += [*(["-O0", "-g"] if plan.debug else ["-O2"]), *_host_flags(plan)]
     if extension is not None:
@@ -216,6 +217,16 @@ def _cxx_options(plan: Plan, extension: str | None, stem: str, scan: IncludeScan
     return [*argv, *flags]
 
 
+def _divided(flags: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Flags for C++: the compiler's, and the linker's: with -Xlinker also the word after it."""
+    compiler: list[str] = []
+    linker: list[str] = []
+    for before, word in pairwise(("", *flags)):
+        is_linkers = before == "-Xlinker" or word.startswith(_LINKER_FLAGS)
+        (linker if is_linkers else compiler).append(word)
+    return compiler, linker
+
+
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split()[0].split(".")[:2])
 
@@ -234,8 +245,7 @@ def compiler_environment() -> dict[str, str]:
 
 def linker_flags(plan: Plan, units: list[Unit]) -> list[str]:
     """What to link besides torch's own libraries."""
-    flags = [*plan.host.flags]
-    flags += [f for f in plan.request.cxx_flags if f.startswith(_LINKER_FLAGS)]
+    flags = [*plan.host.flags, *_divided(plan.request.cxx_flags)[1]]
     if torch_install().cuda and any(unit.scan.torch for unit in units):
         flags += ["-lc10_cuda", "-ltorch_cuda"]
     if plan.nvcc is not None:
