@@ -38,10 +38,11 @@ def capability(device: torch.device) -> tuple[int, int]:
     """The compute capability of a CUDA device; (0, 0) for all else."""
     if device.type != "cuda" or torch.version.cuda is None:
         return 0, 0
-    index = torch.cuda.current_device() if device.index is None else device.index
-    if torch.compiler.is_compiling():  # Dynamo warns of functions with a cache
-        return torch.cuda.get_device_capability(index)
-    return _capability(index)
+    return _capability(torch.cuda.current_device() if device.index is None else device.index)
+
+
+# Dynamo warns of functions with a cache, and would trace the query.
+torch.compiler.assume_constant_result(capability)  # type: ignore[no-untyped-call]
 
 
 def major(device: torch.device) -> int:
@@ -65,8 +66,6 @@ def has_microscaling(device: torch.device) -> bool:
     return major(device) >= 10
 
 
-# Dynamo would trace the query of the capability.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def block_scale_format(device: torch.device) -> str:
     """Of FP8 groups and blocks, as the tensor cores of a device want it.
 

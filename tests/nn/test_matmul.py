@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -186,13 +187,15 @@ def test_is_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_is_hopper_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_function_knows_the_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(_matmul, "_capability", functools.cache(lambda index: (9 + index, 0)))
     torch.compiler.reset()
 
     def f(x: Tensor) -> Tensor:
-        return x + 1 if _matmul.is_hopper(torch.device("cuda", 0)) else x
+        first, second = (torch.device("cuda", index) for index in range(2))
+        x = x + 1 if _matmul.is_hopper(first) else x
+        return x + _matmul.major(second) if _matmul.block_scale_format(second) == "ue8m0" else x
 
-    assert torch.compile(f, fullgraph=True, backend="eager")(torch.zeros(1)) == 1
+    assert torch.compile(f, fullgraph=True, backend="eager")(torch.zeros(1)) == 11
     torch.compiler.reset()
