@@ -90,8 +90,19 @@ def experts(
         (T, H); with ``no_combine`` the weighted outputs of each expert (T, k, H).
     """
     if w1.dtype != torch.uint8:  # Marlin's are int32
-        routing = gating_output, topk_weights, topk_ids, global_num_experts, expert_map
-        return original(hidden_states, w1, w2, w1_scale, w2_scale, *routing, **more)
+        return original(
+            hidden_states=hidden_states,
+            w1=w1,
+            w2=w2,
+            w1_scale=w1_scale,
+            w2_scale=w2_scale,
+            gating_output=gating_output,
+            topk_weights=topk_weights,
+            topk_ids=topk_ids,
+            global_num_experts=global_num_experts,
+            expert_map=expert_map,
+            **more,
+        )
     ids = topk_ids
     if expert_map is not None:  # -1: another process has the expert, or no one the row
         ids = torch.where(ids < 0, -1, expert_map[ids.clamp(min=0)])
@@ -103,6 +114,17 @@ def experts(
     factor = more.get("routed_scaling_factor")
     if factor is not None and not apart:
         weights = weights * factor
-    up, down = (w1, w1_scale, more["w1_global_scale"]), (w2, w2_scale, more["w2_global_scale"])
-    y: Tensor = EXPERTS.made([x, *up, *down, ids.contiguous(), weights.contiguous(), None])[0]
+    args = EXPERTS.args(
+        x=x,
+        gate_up_fp4=w1,
+        gate_up_sf=w1_scale,
+        gate_up_gsa=more["w1_global_scale"],
+        down_fp4=w2,
+        down_sf=w2_scale,
+        down_gsa=more["w2_global_scale"],
+        topk_ids=ids.contiguous(),
+        topk_weights=weights.contiguous(),
+        dtype=None,
+    )
+    y = EXPERTS.one_tensor(args, None)
     return y.view(rows, k, -1) if apart else y

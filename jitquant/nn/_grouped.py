@@ -19,6 +19,7 @@ from jitquant.numerics.layout import unswizzle_128x4
 from jitquant.ops import _checks, _checks_memory
 from jitquant.ops.experts import GROUPED_LINEAR, MOST_EXPERTS
 from jitquant.ops.nvfp4 import dequantize_nvfp4
+from jitquant.ops.schema import in_order
 from jitquant.tensors.fp8 import QuantizedTensor
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
@@ -99,6 +100,7 @@ def _tiled_product(
     x: NVFP4Tensor,
     x_gsa: Tensor,
     weights: tuple[Tensor, Tensor, Tensor],
+    *,
     offsets: Tensor,
     dtype: torch.dtype,
     out: Tensor | None,
@@ -113,12 +115,20 @@ def _tiled_product(
     """
     codes, scales, gsa = weights
     values = dequantize_nvfp4(x, torch.float16 if dtype == torch.float16 else torch.bfloat16)
-    if x_gsa.numel() == 1:
-        operands = [values, codes, scales, gsa * x_gsa, offsets, None, None, dtype]
-        return GROUPED_LINEAR.one_tensor(operands, out)
-    wide = out if dtype == torch.float32 else None
-    operands = [values, codes, scales, gsa, offsets, None, None, torch.float32]
-    product = GROUPED_LINEAR.one_tensor(operands, wide)
+    has_one = x_gsa.numel() == 1
+    args = GROUPED_LINEAR.args(
+        x=values,
+        w_fp4=codes,
+        w_sf=scales,
+        w_gsa=gsa * x_gsa if has_one else gsa,
+        offsets=offsets,
+        x_sf=None,
+        x_gsa=None,
+        dtype=dtype if has_one else torch.float32,
+    )
+    product = GROUPED_LINEAR.one_tensor(args, out if has_one or dtype == torch.float32 else None)
+    if has_one:
+        return product
     of_rows = x_gsa.view(-1, 1)
     if dtype == torch.float32:
         return product.mul_(of_rows)
@@ -141,15 +151,24 @@ def _nvfp4_grouped_mm(
 ) -> Tensor:
     rows, (groups, n, packed) = x_fp4.shape[0], w_fp4.shape
     if x_layout == w_layout == "linear" and _reads_as_stored(x_fp4.device, rows, groups):
-        operands = (x_fp4, w_fp4, w_sf, w_gsa, offsets, x_sf, x_gsa)
-        stored: Tensor = GROUPED_LINEAR.one_tensor([*operands, dtype], out)
-        return stored
+        args = GROUPED_LINEAR.args(
+            x=x_fp4,
+            w_fp4=w_fp4,
+            w_sf=w_sf,
+            w_gsa=w_gsa,
+            offsets=offsets,
+            x_sf=x_sf,
+            x_gsa=x_gsa,
+            dtype=dtype,
+        )
+        return GROUPED_LINEAR.one_tensor(args, out)
     _check_memory(out, (x_fp4, x_sf, x_gsa), (w_fp4, w_sf, w_gsa), offsets)
     # Codes times block scales are exact in bf16; the gsas follow after the sum.
     one = torch.ones(1, dtype=torch.float32, device=x_fp4.device)
     x = NVFP4Tensor(x_fp4.view(FP4_DTYPE), x_sf, one, scale_layout=x_layout)
     if w_layout == "linear" and _has_tiles(x_fp4.device, packed * CODES_PER_BYTE, groups):
-        return _tiled_product(x, x_gsa, (w_fp4, w_sf, w_gsa), offsets, dtype, out)
+        weights = w_fp4, w_sf, w_gsa
+        return _tiled_product(x, x_gsa, weights, offsets=offsets, dtype=dtype, out=out)
     w = NVFP4Tensor(w_fp4.view(FP4_DTYPE), w_sf, one, scale_layout=w_layout)
     a, b = (dequantize_nvfp4(q, torch.bfloat16) for q in (x, w))
     assert b.shape == (groups, n, packed * CODES_PER_BYTE)
@@ -244,31 +263,37 @@ def _without_autocast(implementation: Callable[..., Tensor]) -> Callable[..., Te
 
 def _registered(
     name: str, operands: str, implementation: Callable[..., Tensor], fake: Callable[..., Tensor]
-) -> tuple[Any, Any]:
-    """The op of a product, and the one that writes to a buffer."""
+) -> tuple[Any, Any, Any]:
+    """Operands in order, from keywords; the op of a product; and the one that writes to a buffer.
+
+    The dispatcher takes longer for keywords.
+    """
     op = _without_autocast(implementation)
 
     def into(*arguments: Any) -> None:
-        op(*arguments[:-1], arguments[-1].dtype, arguments[-1])
+        *given, out = arguments
+        op(*given, out.dtype, out)
 
+    names = [a.name for a in torch._C.parse_schema(f"{name}({operands}) -> ()").arguments]
     return (
+        in_order(names)[0],
         register(f"{name}({operands}, ScalarType dtype) -> Tensor", op, fake),
         register(f"{name}_out({operands}, Tensor(a!) out) -> ()", into, lambda *_: None),
     )
 
 
-_NVFP4, _NVFP4_OUT = _registered(
+_NVFP4 = _registered(
     "nvfp4_grouped_mm",
     "Tensor x_fp4, Tensor x_sf, Tensor x_gsa, str x_layout, Tensor w_fp4, Tensor w_sf,"
     " Tensor w_gsa, str w_layout, Tensor offsets",
     _nvfp4_grouped_mm,
-    lambda *arguments: _fake(arguments[0], arguments[4], arguments[-1]),
+    lambda x_fp4, x_sf, x_gsa, x_layout, w_fp4, *rest: _fake(x_fp4, w_fp4, rest[-1]),
 )
-_FP8, _FP8_OUT = _registered(
+_FP8 = _registered(
     "fp8_grouped_mm",
     "Tensor x, Tensor x_scales, Tensor w, Tensor w_scales, Tensor offsets",
     _fp8_grouped_mm,
-    lambda *arguments: _fake(arguments[0], arguments[2], arguments[-1]),
+    lambda x, x_scales, w, *rest: _fake(x, w, rest[-1]),
 )
 
 
@@ -354,18 +379,28 @@ def grouped_linear(
         _checks.out_tensor(out, "out", shape, dtype, q.device)
     if q.shape[0] == 0:
         return torch.empty(shape, dtype=dtype, device=q.device) if out is None else out
-    operands: tuple[Any, ...]
     if isinstance(q, NVFP4Tensor):
-        new, into = _NVFP4, _NVFP4_OUT
-        operands = (
-            *(q.x_fp4_bytes, q.x_sf, q.gsa, q.scale_layout),
-            *(weights.x_fp4_bytes, weights.x_sf, weights.gsa, weights.scale_layout),
-            offsets,
+        args, new, into = _NVFP4
+        operands = args(
+            x_fp4=q.x_fp4_bytes,
+            x_sf=q.x_sf,
+            x_gsa=q.gsa,
+            x_layout=q.scale_layout,
+            w_fp4=weights.x_fp4_bytes,
+            w_sf=weights.x_sf,
+            w_gsa=weights.gsa,
+            w_layout=weights.scale_layout,
+            offsets=offsets,
         )
     else:
-        new, into = _FP8, _FP8_OUT
-        scales = q.scale_inv, weights.scale_inv.squeeze(-1)
-        operands = (q.data, scales[0], weights.data, scales[1], offsets)
+        args, new, into = _FP8
+        operands = args(
+            x=q.data,
+            x_scales=q.scale_inv,
+            w=weights.data,
+            w_scales=weights.scale_inv.squeeze(-1),
+            offsets=offsets,
+        )
     if out is None:
         result: Tensor = new(*operands, dtype)
         return result

@@ -384,20 +384,25 @@ class NVFP4Experts(Experts, QuantizedModule):
         """A projection's weights (E, N, K) as views of the buffers, with a gsa for each row."""
         packed, scale, gsa = (self.get_buffer(f"{name}_{p}") for p in ("packed", "scale", "gsa"))
         of_rows = gsa.repeat_interleave(packed.shape[1])
-        how = ("linear", "row")
-        return NVFP4Tensor(packed.view(FP4_DTYPE), scale, of_rows, None, self.columns[name], *how)
+        cols = self.columns[name]
+        return NVFP4Tensor(packed.view(FP4_DTYPE), scale, of_rows, cols=cols, granularity="row")
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """As `Experts`, or by `jitquant.nvfp4_experts`."""
         if self._is_one_op(hidden_states, top_k_index, top_k_weights):
-            packed, scales, gsas = (
-                [self.get_buffer(f"{name}_{part}") for name in ("gate_up_proj", "down_proj")]
-                for part in ("packed", "scale", "gsa")
+            args = EXPERTS.args(
+                x=hidden_states.contiguous(),
+                gate_up_fp4=self.get_buffer("gate_up_proj_packed"),
+                gate_up_sf=self.get_buffer("gate_up_proj_scale"),
+                gate_up_gsa=self.get_buffer("gate_up_proj_gsa"),
+                down_fp4=self.get_buffer("down_proj_packed"),
+                down_sf=self.get_buffer("down_proj_scale"),
+                down_gsa=self.get_buffer("down_proj_gsa"),
+                topk_ids=top_k_index.contiguous(),
+                topk_weights=top_k_weights.contiguous(),
+                dtype=None,
             )
-            up, down = zip(packed, scales, gsas, strict=True)
-            routing = (top_k_index.contiguous(), top_k_weights.contiguous())
-            y: Tensor = EXPERTS.made([hidden_states.contiguous(), *up, *down, *routing, None])[0]
-            return y
+            return EXPERTS.one_tensor(args, None)
         return super().forward(hidden_states, top_k_index, top_k_weights)
 
     def _is_one_op(self, x: Tensor, index: Tensor, weights: Tensor) -> bool:
@@ -510,7 +515,15 @@ class Float8BlockwiseExperts(Experts):
                 part = projection.rows(piece, total)
                 cache = self._caches.setdefault((name, expert, piece), WeightCache())
                 kept = partial(_part, self.is_transposed, expert, part)
-                made.append(multiply(x[rows], matrices[expert][part], whole, 0, cache, kept))
+                y = multiply(
+                    x[rows],
+                    matrices[expert][part],
+                    kept_weight=whole,
+                    version=0,
+                    cache=cache,
+                    part=kept,
+                )
+                made.append(y)
             found.append(projection.together(made, -1))
         last = sum(part.shape[0] for part in found)
         more = x.new_zeros((x.shape[0] - last, total))

@@ -6,7 +6,7 @@ what is quantized in a separate launch, so that a process group can reduce it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -435,19 +435,32 @@ def quantize_nvfp4_both(
         )
     if process_group is not None:
         _sharded.check_no_scale(process_group, gsa, "gsa")
-    given_t = None
+    of_x, of_transpose = random_bytes or (None, None)
+    arguments: dict[str, Any] = {
+        "x": x,
+        "block": block,
+        "rotate": rotate,
+        "signs": signs,
+        "select": select,
+        "e4m3_max": e4m3_max,
+        "rounding": rounding,
+        "rng_state": rng_state,
+        "scale_layout": scale_layout,
+        "random_bytes": of_x,
+        "random_bytes_t": of_transpose,
+        "from_gsa_t": None,
+    }
     if gsa is None:
-        amax = BOTH_AMAX.made((x, rotate, signs))[0]
+        amax = BOTH_AMAX.made(BOTH_AMAX.ordered(arguments))[0]
         if process_group is not None:
             _sharded.max_over(amax, process_group)
+        arguments["amax"] = amax
     else:
-        amax, given_t = _given_pair(gsa, x, block)
-    args = (x, amax, block, rotate, signs, select, e4m3_max, rounding, rng_state, scale_layout)
-    args = (*args, *(random_bytes or (None, None)), given_t)
+        arguments["amax"], arguments["from_gsa_t"] = _given_pair(gsa, x, block)
+    args = QUANTIZE_BOTH.ordered(arguments)
     if out is not None:
         buffers = _both_buffers(out, x, scale_layout)
-        named = dict(zip(QUANTIZE_BOTH.names, args, strict=True))
-        if QUANTIZE_BOTH.direct_named(named, buffers) is NotImplemented:
+        if QUANTIZE_BOTH.direct_named(arguments, buffers) is NotImplemented:
             QUANTIZE_BOTH.dispatched(QUANTIZE_BOTH.tensors(args), buffers)
         for part in out:
             part.recipe = "te"
@@ -455,8 +468,8 @@ def quantize_nvfp4_both(
     first, scales, gsa_out, second, scales_t, gsa_t = QUANTIZE_BOTH.made(args)
     rows, cols = x.shape
     return (
-        NVFP4Tensor(first, scales, gsa_out, None, cols, scale_layout),
-        NVFP4Tensor(second, scales_t, gsa_t, None, rows, scale_layout),
+        NVFP4Tensor(first, scales, gsa_out, cols=cols, scale_layout=scale_layout),
+        NVFP4Tensor(second, scales_t, gsa_t, cols=rows, scale_layout=scale_layout),
     )
 
 
@@ -607,4 +620,7 @@ def dequantize_mxfp4(
     """
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
-    return DEQUANTIZE_MXFP4.one_tensor((x_fp4, x_sf, cols, scale_layout, dtype), out)
+    args = DEQUANTIZE_MXFP4.args(
+        x_fp4=x_fp4, x_sf=x_sf, cols=cols, scale_layout=scale_layout, dtype=dtype
+    )
+    return DEQUANTIZE_MXFP4.one_tensor(args, out)

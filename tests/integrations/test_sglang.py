@@ -249,7 +249,7 @@ def test_other_experts_keep_marlin(
     by_experts(made, randn(2, H), randn(2, 2), torch.zeros(2, 2, dtype=torch.int32))
     assert [name for name, *_ in called] == [PREPARE_EXPERTS, BY_EXPERTS]
     assert called[0][1][0] is made
-    assert called[1][1][1] is made.w13_weight
+    assert called[1][2]["w1"] is made.w13_weight
     assert called[1][2]["num_bits"] == 4
 
 
