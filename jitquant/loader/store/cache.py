@@ -43,12 +43,11 @@ from ..machine.trust import GROUP, doubt, others_write, shared_group, write_trus
 from ..report import outside
 from ..request.includes import Searched
 from ..request.key import SCHEMA, digest_of
-from .hold import Hold, hold
+from .hold import Hold, hold, is_lockable
 
 #: Incremented when the directory layout changes.
 _LAYOUT = "v1"
 _SUBDIRECTORIES = ("entries", "staging", "locks", "last", "logs", "texts", "toolchain")
-_NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 #: A directory instead of a file, or the other way round.
 _MISPLACED = (NotADirectoryError, IsADirectoryError)
 _KEPT_LOGS = 40
@@ -587,13 +586,7 @@ class Cache:
                 os.fchmod(descriptor, self._lock_mode)
         except OSError as error:
             raise self.explain_os_error(error) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            return error.errno not in _NO_FLOCK
-        finally:
-            os.close(descriptor)
-        return True
+        return is_lockable(descriptor)
 
 
 _CHOOSE_ANOTHER = "Set JITQUANT_CACHE_DIR to a directory of your own."

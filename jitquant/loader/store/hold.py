@@ -90,6 +90,11 @@ def has_locks(directory: Path) -> bool:
         descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
+    return is_lockable(descriptor)
+
+
+def is_lockable(descriptor: int) -> bool:
+    """Whether the file system of an open file supports these locks. Closes the file."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
