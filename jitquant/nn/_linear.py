@@ -47,6 +47,19 @@ def check_columns(shape: torch.Size | tuple[int, ...], in_features: int, name: s
         )
 
 
+def check_same_dtype(x: Tensor, dtype: torch.dtype) -> None:
+    """An input is of the layer's dtype, or of any under autocast.
+
+    Raises:
+        TypeError: it is of another one.
+    """
+    if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"x: expected {dtype}, as the layer has, got {x.dtype}. Call x.to({dtype}) or "
+            f"layer.to({x.dtype}), or use torch.autocast"
+        )
+
+
 def check_input(x: Tensor, in_features: int) -> None:
     """An input to quantize: (..., in_features), of any of the three dtypes.
 

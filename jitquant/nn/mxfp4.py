@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from jitquant.formats import INPUT_DTYPES, MXFP4_BLOCK, MXFP4_SCALINGS, Mxfp4Scaling, one_of
+from jitquant.formats import MXFP4_BLOCK, MXFP4_SCALINGS, Mxfp4Scaling, one_of
 from jitquant.nn._codes import QuantizedModule
+from jitquant.nn._linear import check_columns, check_dtype, check_linear, check_same_dtype
 from jitquant.nn._matmul import output_dtype
 from jitquant.nn._nvfp4_mm import evenly_spaced, nvfp4_mm_bytes
 from jitquant.ops.recipes import dequantize_mxfp4, quantize_mxfp4
@@ -77,8 +78,7 @@ class MXFP4Linear(QuantizedModule):
         if out_features < 1:
             raise ValueError(f"out_features: expected 1 or more, got {out_features}")
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        if dtype not in INPUT_DTYPES:
-            raise TypeError(f"dtype: expected bfloat16, float16 or float32, got {dtype}")
+        check_dtype(dtype)
         self.in_features, self.out_features, self.dtype = in_features, out_features, dtype
         for name, size in (("weight_packed", 2), ("weight_scale", MXFP4_BLOCK)):
             shape = (out_features, in_features // size)
@@ -108,11 +108,7 @@ class MXFP4Linear(QuantizedModule):
                 cannot be quantized.
             ValueError: its in_features is not such a multiple.
         """
-        if type(linear) is not nn.Linear:
-            raise TypeError(
-                f"linear: expected torch.nn.Linear itself, got {type(linear).__name__}. A subclass "
-                "may compute something else"
-            )
+        check_linear(linear)
         one_of("scaling", scaling, MXFP4_SCALINGS)
         plain = linear.weight.detach()
         sizes = (linear.in_features, linear.out_features, linear.bias is not None)
@@ -212,16 +208,8 @@ class MXFP4Linear(QuantizedModule):
         Raises:
             TypeError, ValueError: an argument is invalid.
         """
-        if x.dim() == 0 or x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"x: expected shape (..., {self.in_features}), got shape {tuple(x.shape)}. "
-                f"in_features is {self.in_features}"
-            )
-        if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(
-                f"x: expected {self.dtype}, as the layer has, got {x.dtype}. Call "
-                f"x.to({self.dtype}) or layer.to({x.dtype}), or use torch.autocast"
-            )
+        check_columns(x.shape, self.in_features)
+        check_same_dtype(x, self.dtype)
         y: Tensor = _Product.apply(x.to(output_dtype(x)), self)  # type: ignore[no-untyped-call]
         return y
 

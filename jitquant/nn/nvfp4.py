@@ -29,7 +29,7 @@ from jitquant.formats import (
     one_of,
 )
 from jitquant.nn._codes import QuantizedModule
-from jitquant.nn._linear import check_columns, check_dtype, check_linear
+from jitquant.nn._linear import check_columns, check_dtype, check_linear, check_same_dtype
 from jitquant.nn._matmul import has_microscaling, is_exporting, output_dtype
 from jitquant.nn._nvfp4_mm import (
     Operand,
@@ -352,11 +352,7 @@ class NVFP4Linear(QuantizedModule):
             TypeError, ValueError: an argument is invalid.
         """
         check_columns(x.shape, self.in_features)
-        if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(
-                f"x: expected {self.dtype}, as the layer has, got {x.dtype}. Call "
-                f"x.to({self.dtype}) or layer.to({x.dtype}), or use torch.autocast"
-            )
+        check_same_dtype(x, self.dtype)
         wanted = x.requires_grad or (residual is not None and residual.requires_grad)
         if not (wanted and torch.is_grad_enabled()):
             return self._forward(x, residual, out)
