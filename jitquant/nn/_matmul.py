@@ -200,18 +200,6 @@ def _fp8_mm(
     return scaled_mm(**arguments).to(dtype)
 
 
-def _fp8_mm_fake(
-    a: Tensor,
-    a_scales: Tensor,
-    b: Tensor,
-    b_scales: Tensor,
-    b_rows: int,
-    scale_format: str,
-    dtype: torch.dtype,
-) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
-
-
 def register(schema: str, implementation: Any, fake: Any) -> Any:
     """Defines an op in ``torch.ops.jitquant``, without a derivative, and returns it."""
     name = schema.partition("(")[0]
@@ -227,7 +215,7 @@ _FP8_MM = register(
     "fp8_mm(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, int b_rows, str scale_format,"
     " ScalarType dtype) -> Tensor",
     _fp8_mm,
-    _fp8_mm_fake,
+    lambda a, a_scales, b, *rest: a.new_empty((a.shape[0], b.shape[0]), dtype=rest[-1]),
 )
 
 
