@@ -1,8 +1,11 @@
-"""What the 8-bit functions do with the results of an op: new ones, or the buffers of ``out``."""
+"""What the 8-bit functions do with the results of an op: new ones, or the buffers of ``out``.
+
+`check_form` is for those of NVFP4 too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -127,24 +130,47 @@ def _check_buffers(
     amax: bool,
 ) -> None:
     """Raises where ``out`` has not the form, or not just the parts, of a result of this call."""
-    if not isinstance(out, QuantizedTensor):
+    fields: dict[str, Any] = {**form, "dtype": dtype, "shape": shape}
+    del fields["recipe"]
+    parts = {"amax": amax, "inv_rms": op.inv_rms}
+    check_form(op, out, name, QuantizedTensor, ("data", "stored_scales"), fields, parts)
+
+
+def check_form(
+    op: Op,
+    out: object,
+    name: str,
+    kind: type,
+    buffers: Sequence[str],
+    fields: Mapping[str, Any],
+    parts: Mapping[str, bool],
+) -> None:
+    """Raises where ``out`` is not for a result of a call; the op looks at the buffers themselves.
+
+    Args:
+        op: what is called.
+        out, name: what was given, and what an error calls it.
+        kind: the container that it is.
+        buffers: attributes that are tensors.
+        fields: what other attributes are.
+        parts: of buffers that only some results have, whether this one does.
+    """
+    maker = f"{kind.__name__}.empty(shape, ...)"
+    if not isinstance(out, kind):
+        article = "an" if kind.__name__.startswith("NV") else "a"
         raise TypeError(
-            f"{name}: expected a QuantizedTensor, got {type(out).__name__}. {MAKER} makes one"
+            f"{name}: expected {article} {kind.__name__}, got {type(out).__name__}. {maker} makes "
+            "one"
         )
-    _checks.out_parts(
-        {f"{name}.data": out.data, f"{name}.stored_scales": out.stored_scales},
-        MAKER,
-    )
-    described: dict[str, Any] = {**form, "dtype": dtype, "shape": shape}
-    del described["recipe"]
-    for field, wanted in described.items():
+    _checks.out_parts({f"{name}.{part}": getattr(out, part) for part in buffers}, maker)
+    for field, wanted in fields.items():
         has = getattr(out, field)
         if has != wanted:
             raise ValueError(
-                f"{name}.{field}: expected {wanted!r} for this call, got {has!r}. {MAKER} makes "
+                f"{name}.{field}: expected {wanted!r} for this call, got {has!r}. {maker} makes "
                 "buffers that fit"
             )
-    for part, wanted in (("amax", amax), ("inv_rms", op.inv_rms)):
+    for part, wanted in parts.items():
         buffer = getattr(out, part)
         if (buffer is not None) != wanted:
             raise ValueError(
@@ -153,7 +179,7 @@ def _check_buffers(
                 f"{part}={wanted}"
             )
         if wanted:
-            _checks.out_parts({f"{name}.{part}": buffer}, MAKER)
+            _checks.out_parts({f"{name}.{part}": buffer}, maker)
 
 
 def quantized_both(

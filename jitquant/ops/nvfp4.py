@@ -60,6 +60,7 @@ from jitquant.formats import (
 from jitquant.numerics import nvfp4 as numerics
 from jitquant.numerics import sources as values
 from jitquant.ops import _checks, _sharded, recipes, sources
+from jitquant.ops._results import check_form
 from jitquant.ops.recipes import GSA
 from jitquant.ops.schema import (
     FP32,
@@ -948,8 +949,11 @@ def _call(
         if dim == -1:
             size = shape[-1] if cols is None and shape else cols
             shape = (*shape[: len(shape) - source.reduced], size)
-        wanted = None if gsa is not None else granularity
-        _check_form(out, op, tuple(shape), scale_layout, wanted, dim)
+        form = {"shape": tuple(shape), "dim": dim, "scale_layout": scale_layout}
+        if gsa is None:
+            form["granularity"] = granularity
+        parts = {"inv_rms": op.inv_rms}
+        check_form(op, out, "out", NVFP4Tensor, ("x_fp4", "x_sf"), form, parts)
         op.dispatched(tensors, _buffers(op, out))
     out.recipe = arguments["recipe"]
     if gsa is not None:
@@ -1008,42 +1012,6 @@ def _norm_over(
         return replace(q, inv_rms=inv_rms)
     out.recipe = arguments["recipe"]
     return out
-
-
-def _check_form(
-    out: object,
-    op: Op,
-    shape: tuple[int, ...],
-    scale_layout: str,
-    granularity: str | None,
-    dim: int,
-) -> None:
-    """Buffers are for a result of this logical shape and layout; the op looks at the tensors."""
-    if not isinstance(out, NVFP4Tensor):
-        raise TypeError(
-            f"out: expected an NVFP4Tensor, got {type(out).__name__}. NVFP4Tensor.empty(shape, "
-            "...) makes one"
-        )
-    for name, has, wanted in (
-        ("shape", out.shape, shape),
-        ("dim", out.dim, dim),
-        ("scale_layout", out.scale_layout, scale_layout),
-        ("granularity", out.granularity if granularity else granularity, granularity),
-    ):
-        if has != wanted:
-            raise ValueError(
-                f"out.{name}: expected {wanted!r} for this call, got {has!r}. "
-                "NVFP4Tensor.empty(shape, ...) makes buffers that fit"
-            )
-    if op.inv_rms and out.inv_rms is None:
-        raise ValueError(
-            f"out.inv_rms: expected a buffer, as {op.name} has this result, got None. Make the "
-            "buffers with inv_rms=True"
-        )
-    if not op.inv_rms and out.inv_rms is not None:
-        raise ValueError(
-            f"out.inv_rms: expected None, as {op.name} has no such result, got a buffer"
-        )
 
 
 NVFP4Tensor._dequantize = _dequantize_whole

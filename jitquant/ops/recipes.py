@@ -39,6 +39,7 @@ from jitquant.formats import (
 )
 from jitquant.numerics import recipes as numerics
 from jitquant.ops import _checks, _checks_fp8, _checks_rotation, _sharded, sources
+from jitquant.ops._results import check_form
 from jitquant.ops.schema import (
     FP32,
     MATRIX,
@@ -511,21 +512,15 @@ def _both_buffers(out: object, x: Tensor, scale_layout: str) -> tuple[Tensor, ..
     buffers: tuple[Tensor, ...] = ()
     shapes = (tuple(x.shape), tuple(x.shape)[::-1])
     for i, (part, shape) in enumerate(zip(out, shapes, strict=True)):
-        if not isinstance(part, NVFP4Tensor):
-            raise TypeError(f"out[{i}]: expected an NVFP4Tensor, got {type(part).__name__}")
-        for name, wanted in (
-            ("shape", shape),
-            ("dim", -1),
-            ("scale_layout", scale_layout),
-            ("granularity", "tensor"),
-            ("inv_rms", None),
-        ):
-            has = getattr(part, name)
-            if has is not wanted and has != wanted:
-                raise ValueError(
-                    f"out[{i}].{name}: expected {wanted!r} for this call, got {has!r}. "
-                    "NVFP4Tensor.empty(shape, ...) makes buffers that fit"
-                )
+        check_form(
+            QUANTIZE_BOTH,
+            part,
+            f"out[{i}]",
+            NVFP4Tensor,
+            ("x_fp4", "x_sf", "gsa"),
+            {"shape": shape, "dim": -1, "scale_layout": scale_layout, "granularity": "tensor"},
+            {"inv_rms": False},
+        )
         buffers = (*buffers, part.x_fp4, part.x_sf, part.gsa)
     return buffers
 
