@@ -47,7 +47,6 @@ from jitquant.formats import (
     RECIPES,
     SCALE_LAYOUTS,
     WEIGHT_BLOCKS,
-    DeinterleaveOp,
     Granularity,
     Recipe,
     Rotation,
@@ -77,7 +76,6 @@ from jitquant.ops.schema import (
     Values,
     fp4,
     fp32,
-    part_for_residual,
     product,
 )
 from jitquant.tensors import NVFP4Tensor, QuantizedActivation
@@ -87,12 +85,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "amax_gsa",
-    "deinterleave_quantize_nvfp4",
     "dequantize_nvfp4",
-    "mhc_rmsnorm_quantize_nvfp4",
     "quantize_nvfp4",
     "quantize_weight_nvfp4",
-    "rmsnorm_quantize_nvfp4",
 ]
 
 _MAKER = "NVFP4Tensor.empty(shape, ...)"
@@ -197,8 +192,13 @@ class Family(NamedTuple):
     from_amax: Op
     amax: Op | None = None
 
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """All of them."""
+        return tuple(op for op in self[1:] if op is not None)
 
-def _family(
+
+def family_of(
     name: str,
     source: Source,
     *,
@@ -252,62 +252,14 @@ def _plain_part(
     return of.narrowed("tensor", "-DJITQUANT_ROW_SCALES=0")
 
 
-def _normed_part(
-    x: Tensor,
-    residual: Tensor | None = None,
-    granularity: str = "row",
-    inv_rms: Tensor | None = None,
-) -> Part | None:
-    of = part_for_residual(x.dtype, residual)
-    return of if of is None else _with_launches(of, granularity, inv_rms)
-
-
-def _mhc_part(
-    X: Tensor,
-    granularity: str = "row",
-    inv_rms: Tensor | None = None,
-) -> Part | None:
-    of = PARTS.get(X.dtype)
-    return of if of is None else _with_launches(of, granularity, inv_rms)
-
-
-def _with_launches(of: Part, granularity: str, inv_rms: Tensor | None) -> Part:
-    """Without the second launch, which quantizes rows whose inv_rms is known, if need not be."""
-    if granularity == "tensor" or inv_rms is not None:
-        return of
-    return of.narrowed("rows", "-DJITQUANT_ROW_SCALES=1")
-
-
-QUANTIZE = _family(
+QUANTIZE = family_of(
     "quantize_nvfp4",
     sources.PLAIN,
     computed=("fused_amax_quantize", "amax_quantize_nvfp4"),
     given=("quantize_nvfp4", "quantize_nvfp4"),
     part=_plain_part,
 )
-DEINTERLEAVE = _family(
-    "deinterleave_quantize_nvfp4",
-    sources.DEINTERLEAVED,
-    computed=("deinterleave_quantize", "deinterleave_amax_quantize_nvfp4"),
-    given=("deinterleave_quantize", "deinterleave_quantize_nvfp4"),
-)
-RMSNORM = _family(
-    "rmsnorm_quantize_nvfp4",
-    sources.NORM,
-    computed=("fused_rmsnorm_quantize", "rmsnorm_quantize_nvfp4"),
-    given=("fused_rmsnorm_quantize", "rmsnorm_quantize_nvfp4_from_gsa"),
-    normalized=sources.NORMALIZED,
-    part=_normed_part,
-)
-MHC = _family(
-    "mhc_rmsnorm_quantize_nvfp4",
-    sources.MHC,
-    computed=("fused_mhc_rmsnorm_quantize", "mhc_rmsnorm_quantize_nvfp4"),
-    given=("fused_mhc_rmsnorm_quantize", "mhc_rmsnorm_quantize_nvfp4_from_gsa"),
-    normalized=sources.MHC_NORMALIZED,
-    part=_mhc_part,
-)
-WEIGHT = _family(
+WEIGHT = family_of(
     "quantize_weight_nvfp4",
     sources.WEIGHT,
     computed=("quantize_weight_nvfp4", "quantize_weight_nvfp4"),
@@ -370,13 +322,8 @@ DEQUANTIZE = Op(
     choices={"scale_layout": SCALE_LAYOUTS},
 )
 
-FAMILIES: tuple[Family, ...] = (QUANTIZE, DEINTERLEAVE, RMSNORM, MHC, WEIGHT)
-OPS: tuple[Op, ...] = (
-    AMAX_GSA,
-    *(op for family in FAMILIES for op in family[1:] if op is not None),
-    DEQUANTIZE,
-)
-"""Every op of NVFP4."""
+OPS: tuple[Op, ...] = (AMAX_GSA, *QUANTIZE.ops, *WEIGHT.ops, DEQUANTIZE)
+"""Every op of NVFP4, but those that compute what they quantize."""
 
 
 def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR, *, out: Tensor | None = None) -> Tensor:
@@ -478,7 +425,7 @@ def quantize_nvfp4(
                 f"{name}: expected None without a recipe that takes it, got a tensor. Pass rotate= "
                 "with signs, and rounding='stochastic' with the others"
             )
-    return _quantized(
+    return quantized(
         QUANTIZE,
         {
             "x": x,
@@ -527,7 +474,7 @@ def quantize_weight_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return _quantized(
+    return quantized(
         WEIGHT,
         {
             "w": w,
@@ -535,175 +482,6 @@ def quantize_weight_nvfp4(
             "granularity": "tensor",
             "block": block,
             "dim": dim,
-            "recipe": recipe,
-            "scale_layout": scale_layout,
-        },
-        gsa,
-        process_group,
-        out,
-    )
-
-
-def deinterleave_quantize_nvfp4(
-    fused: Tensor,
-    intermediate: int,
-    gsa: float | Tensor | None = None,
-    *,
-    interleave: int = 8,
-    op: DeinterleaveOp = "swiglu",
-    granularity: Granularity = "tensor",
-    divisor: float = NVFP4_DIVISOR,
-    recipe: Recipe = "te",
-    scale_layout: ScaleLayout = "linear",
-    process_group: ProcessGroup | None = None,
-    out: QuantizedActivation | None = None,
-) -> QuantizedActivation:
-    """Applies SwiGLU to (or selects the gate of) a fused gate-and-up tensor, and quantizes that.
-
-    Args:
-        fused: (..., 2 * intermediate), runs of ``interleave`` gate and up columns, alternating.
-        intermediate: columns of the result.
-        gsa: None to compute it, a positive number, or float32 of one element, (rows,) or (..., 1).
-        interleave: length of the runs, a divisor of ``intermediate``; 0: [gate | up].
-        op: "swiglu": ``silu(gate) * up`` in fp32; "select": the gate unchanged, for a GEMM
-            whose epilogue has applied SwiGLU.
-        granularity: what one computed gsa covers: "tensor" or "row".
-        divisor: a computed gsa is ``amax / divisor``.
-        recipe: "te", "vllm" or "te_flush".
-        scale_layout: "linear" or "swizzled_128x4".
-        process_group: the ranks that hold the parts of x, which share one amax; or None.
-        out: buffers of ``QuantizedActivation.empty((*fused.shape[:-1], intermediate), ...)``.
-
-    Returns:
-        A quantized tensor of the shape (..., intermediate).
-
-    Raises:
-        TypeError, ValueError: an argument is not accepted.
-    """
-    return _quantized(
-        DEINTERLEAVE,
-        {
-            "fused": fused,
-            "intermediate": intermediate,
-            "interleave": interleave,
-            "divisor": divisor,
-            "op": op,
-            "granularity": granularity,
-            "recipe": recipe,
-            "scale_layout": scale_layout,
-        },
-        gsa,
-        process_group,
-        out,
-    )
-
-
-def rmsnorm_quantize_nvfp4(
-    x: Tensor,
-    weight: Tensor,
-    eps: float = 1e-6,
-    *,
-    residual: Tensor | None = None,
-    gsa: float | Tensor | None = None,
-    granularity: Granularity = "row",
-    divisor: float = NVFP4_DIVISOR,
-    recipe: Recipe = "te",
-    scale_layout: ScaleLayout = "linear",
-    process_group: ProcessGroup | None = None,
-    out: QuantizedActivation | None = None,
-) -> QuantizedActivation:
-    """RMSNorm and quantization in one launch.
-
-    With a computed gsa for the whole tensor there are two if it has more than one row.
-
-    ``y = v * inv_rms * weight`` in fp32, ``inv_rms = 1 / sqrt(mean(v^2) + eps)``; y is not
-    rounded to the input's dtype before it is quantized.
-
-    Args:
-        x: (..., N).
-        weight: (N,), contiguous, of x's dtype or float32.
-        eps: added to the mean of the squares.
-        residual: of x's shape and dtype; becomes ``x + residual``, added in fp32 and rounded once,
-            and that is the v which is normalized. Without it v is x.
-        gsa: None to compute it, a positive number, or float32 of one element, (rows,) or (..., 1).
-        granularity: what one computed gsa covers: "tensor" or "row".
-        divisor: a computed gsa is ``amax / divisor``.
-        recipe: "te", "vllm" or "te_flush".
-        scale_layout: "linear" or "swizzled_128x4".
-        process_group: the ranks that hold the parts of x, which share one amax; or None.
-        out: buffers of ``QuantizedActivation.empty(x.shape, inv_rms=True, granularity=...)``.
-
-    Returns:
-        A quantized tensor of x's shape with ``inv_rms`` (rows,).
-
-    Raises:
-        TypeError, ValueError: an argument is not accepted.
-    """
-    return _quantized(
-        RMSNORM,
-        {
-            "x": x,
-            "weight": weight,
-            "eps": eps,
-            "residual": residual,
-            "divisor": divisor,
-            "granularity": granularity,
-            "recipe": recipe,
-            "scale_layout": scale_layout,
-        },
-        gsa,
-        process_group,
-        out,
-    )
-
-
-def mhc_rmsnorm_quantize_nvfp4(
-    X: Tensor,
-    A: Tensor,
-    weight: Tensor,
-    eps: float = 1e-6,
-    *,
-    gsa: float | Tensor | None = None,
-    granularity: Granularity = "row",
-    divisor: float = NVFP4_DIVISOR,
-    recipe: Recipe = "te",
-    scale_layout: ScaleLayout = "linear",
-    process_group: ProcessGroup | None = None,
-    out: QuantizedActivation | None = None,
-) -> QuantizedActivation:
-    """The mix of hyper-connections, RMSNorm and quantization, in as many launches as the norm.
-
-    ``v = sum over h of A[..., h] * X[..., h, :]`` in fp32, in the order of h; then as
-    `rmsnorm_quantize_nvfp4`.
-
-    Args:
-        X: (..., n_hc, N), n_hc from 1 to 8.
-        A: (..., n_hc), contiguous, of X's dtype or float32.
-        weight: (N,), contiguous, of X's dtype or float32.
-        eps: added to the mean of the squares.
-        gsa: None to compute it, a positive number, or float32 of one element, (rows,) or (..., 1).
-        granularity: what one computed gsa covers: "tensor" or "row".
-        divisor: a computed gsa is ``amax / divisor``.
-        recipe: "te", "vllm" or "te_flush".
-        scale_layout: "linear" or "swizzled_128x4".
-        process_group: the ranks that hold the parts of x, which share one amax; or None.
-        out: buffers of ``QuantizedActivation.empty((..., N), inv_rms=True, granularity=...)``.
-
-    Returns:
-        A quantized tensor of the shape (..., N) with ``inv_rms`` (rows,).
-
-    Raises:
-        TypeError, ValueError: an argument is not accepted.
-    """
-    return _quantized(
-        MHC,
-        {
-            "X": X,
-            "A": A,
-            "weight": weight,
-            "eps": eps,
-            "divisor": divisor,
-            "granularity": granularity,
             "recipe": recipe,
             "scale_layout": scale_layout,
         },
@@ -813,7 +591,7 @@ def _dequantize_parts(
     return DEQUANTIZE.one_tensor(args, out)
 
 
-def _quantized(
+def quantized(
     family: Family,
     arguments: dict[str, Any],
     gsa: float | Tensor | None,

@@ -14,6 +14,8 @@ import torch
 from samples import randn
 
 import jitquant
+from jitquant.ops import ALL_OPS, Op
+from jitquant.ops.schema import Compiled
 
 PACKAGE = Path(jitquant.__file__).parent
 
@@ -65,8 +67,8 @@ RAGGED = jitquant.quantize_ragged(W, OFFSETS)
 CALLS = {
     "quantize_nvfp4": Call(lambda: jitquant.quantize_nvfp4(X), 3, 26),
     "quantize_weight_nvfp4": Call(lambda: jitquant.quantize_weight_nvfp4(W), 3, 30),
-    "rmsnorm_quantize_nvfp4": Call(lambda: jitquant.rmsnorm_quantize_nvfp4(X, X[0]), 4, 42),
-    "deinterleave_quantize_nvfp4": Call(lambda: jitquant.deinterleave_quantize_nvfp4(X, 16), 4, 32),
+    "rmsnorm_quantize_nvfp4": Call(lambda: jitquant.rmsnorm_quantize_nvfp4(X, X[0]), 5, 42),
+    "deinterleave_quantize_nvfp4": Call(lambda: jitquant.deinterleave_quantize_nvfp4(X, 16), 5, 32),
     "dequantize_nvfp4": Call(lambda: jitquant.dequantize_nvfp4(Q4), 3, 31),
     "nvfp4_linear": Call(lambda: jitquant.nvfp4_linear(X, W4), 4, 44),
     "quantize_fp8": Call(lambda: jitquant.quantize_fp8(X), 4, 25),
@@ -101,3 +103,26 @@ def test_a_call_goes_through_four_files() -> None:
     files = {"ops/nvfp4.py", "ops/schema.py", "ops/_checks.py", "numerics/nvfp4.py"}
     assert set(turned) == files
     assert sum(a != b for a, b in pairwise(turned)) <= 10, turned
+
+
+def _loaded(op: Op) -> Compiled:
+    """A stand-in for the op's compiled function, with the results of its reference."""
+    results: list[Any] = []
+
+    def direct(_: bool, *args: Any) -> Any:
+        if not results:
+            results.append(op.dispatched(op.tensors(args)))
+        return results[0]
+
+    return Compiled(None, direct, lambda: True)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_of_a_loaded_kernel_goes_through_three_files(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for op in ALL_OPS:
+        monkeypatch.setattr(op, "_kept", _loaded(op))
+    entered = way(CALLS[name].call)
+    assert len({e.file for e in entered} - {"formats.py"}) <= 3, entered
+    assert len(entered) <= 8, entered

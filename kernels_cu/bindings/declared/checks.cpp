@@ -28,6 +28,53 @@ void gsa_tensor(const View& gsa, int64_t rows, const View& like, std::string_vie
     fail_with({name, ": expected one element or shape (", rows, ",), one for each row of ", like_name, ", got shape ", shape_text(gsa), ". Flatten it with ", name, ".reshape(-1)"});
   }
 }
+void weight_arguments(const View& w, int64_t dim, std::string_view scale_layout) {
+  if (w.dim() != 2) {
+    fail_with({"w: expected shape (N, K), or (K, N) with dim=0, got shape ", shape_text(w), ". Quantize the matrices of a stack one by one: each has its own gsa"});
+  }
+  checks::dimension(dim);
+  if (dim == -1) {
+    return;
+  }
+  if (scale_layout != "linear") {
+    fail_with({"scale_layout: expected 'linear' with dim=0, got '", scale_layout, "'. For swizzled scales quantize the transposed weight with dim=-1"});
+  }
+  if (w.size(0) == 0) {
+    fail_with({"w: expected K >= 1 with dim=0, got shape ", shape_text(w)});
+  }
+}
+void dimension(int64_t dim) {
+  if (dim != -1 && dim != 0) {
+    fail_with({"dim: expected -1 (blocks along the last dimension) or 0, got ", dim});
+  }
+}
+void gsa_of_tensor(const View& gsa, const View& like, std::string_view like_name, std::string_view name) {
+  if (gsa.numel() != 1) {
+    fail_with({name, ": expected one element for a weight, got shape ", shape_text(gsa)});
+  }
+}
+void nvfp4_operand(const View& codes, const View& scales, std::string_view name, std::string_view scales_name, int64_t dim, std::string_view scale_layout) {
+  checks::packed_tensor(codes, name, ScalarType::Float4_e2m1fn_x2);
+  checks::packed_tensor(scales, scales_name, ScalarType::Float8_e4m3fn);
+  if (codes.dim() == 0 || (dim == 0 && codes.dim() != 2)) {
+    fail_with({name, ": expected shape (..., P), or (P, N) with dim=0, got shape ", shape_text(codes)});
+  }
+  if (codes.size(dim < 0 ? codes.dim() + dim : dim) == 0 || (codes.size(dim < 0 ? codes.dim() + dim : dim) % 8) != 0) {
+    fail_with({name, ": expected a multiple of 8 bytes (16 codes) along the packed dimension, got shape ", shape_text(codes)});
+  }
+  const auto expected = fp4_scales_shape(Shape(codes), scale_layout, dim, 16);
+  if (!expected.is_of(scales)) {
+    fail_with({scales_name, ": expected shape ", shape_text(expected), " for ", name, " of shape ", shape_text(codes), " and scale_layout '", scale_layout, "', got shape ", shape_text(scales)});
+  }
+}
+void packed_tensor(const View& t, std::string_view name, ScalarType dtype) {
+  if (t.dtype != dtype && t.dtype != ScalarType::Byte) {
+    fail_with({name, ": expected ", dtype_text(dtype), " or its bytes as torch.uint8, got ", dtype_text(t.dtype), ". View it with ", name, ".view(torch.uint8)"});
+  }
+  if (!(t.is_contiguous())) {
+    fail_with({name, ": expected a contiguous tensor, got strides ", strides_text(t), ". Make a contiguous copy with ", name, ".view(torch.uint8).contiguous()"});
+  }
+}
 void deinterleave_arguments(const View& fused, int64_t intermediate, int64_t interleave) {
   if (intermediate < 1 || fused.size(fused.dim() - 1) != (2 * intermediate)) {
     fail_with({"intermediate: expected fused.shape[-1] / 2 for fused of shape ", shape_text(fused), ", got ", intermediate});
@@ -101,53 +148,6 @@ void hyper_connection_weights(const View& A, const View& X) {
 void mhc_normalized_arguments(const View& X, const View& A, const View& weight, const View& inv_rms) {
   checks::mhc_arguments(X, A, weight);
   checks::inv_rms_tensor(inv_rms, count_of(Shape(X).first(X.dim() - 2)), X, "X");
-}
-void weight_arguments(const View& w, int64_t dim, std::string_view scale_layout) {
-  if (w.dim() != 2) {
-    fail_with({"w: expected shape (N, K), or (K, N) with dim=0, got shape ", shape_text(w), ". Quantize the matrices of a stack one by one: each has its own gsa"});
-  }
-  checks::dimension(dim);
-  if (dim == -1) {
-    return;
-  }
-  if (scale_layout != "linear") {
-    fail_with({"scale_layout: expected 'linear' with dim=0, got '", scale_layout, "'. For swizzled scales quantize the transposed weight with dim=-1"});
-  }
-  if (w.size(0) == 0) {
-    fail_with({"w: expected K >= 1 with dim=0, got shape ", shape_text(w)});
-  }
-}
-void dimension(int64_t dim) {
-  if (dim != -1 && dim != 0) {
-    fail_with({"dim: expected -1 (blocks along the last dimension) or 0, got ", dim});
-  }
-}
-void gsa_of_tensor(const View& gsa, const View& like, std::string_view like_name, std::string_view name) {
-  if (gsa.numel() != 1) {
-    fail_with({name, ": expected one element for a weight, got shape ", shape_text(gsa)});
-  }
-}
-void nvfp4_operand(const View& codes, const View& scales, std::string_view name, std::string_view scales_name, int64_t dim, std::string_view scale_layout) {
-  checks::packed_tensor(codes, name, ScalarType::Float4_e2m1fn_x2);
-  checks::packed_tensor(scales, scales_name, ScalarType::Float8_e4m3fn);
-  if (codes.dim() == 0 || (dim == 0 && codes.dim() != 2)) {
-    fail_with({name, ": expected shape (..., P), or (P, N) with dim=0, got shape ", shape_text(codes)});
-  }
-  if (codes.size(dim < 0 ? codes.dim() + dim : dim) == 0 || (codes.size(dim < 0 ? codes.dim() + dim : dim) % 8) != 0) {
-    fail_with({name, ": expected a multiple of 8 bytes (16 codes) along the packed dimension, got shape ", shape_text(codes)});
-  }
-  const auto expected = fp4_scales_shape(Shape(codes), scale_layout, dim, 16);
-  if (!expected.is_of(scales)) {
-    fail_with({scales_name, ": expected shape ", shape_text(expected), " for ", name, " of shape ", shape_text(codes), " and scale_layout '", scale_layout, "', got shape ", shape_text(scales)});
-  }
-}
-void packed_tensor(const View& t, std::string_view name, ScalarType dtype) {
-  if (t.dtype != dtype && t.dtype != ScalarType::Byte) {
-    fail_with({name, ": expected ", dtype_text(dtype), " or its bytes as torch.uint8, got ", dtype_text(t.dtype), ". View it with ", name, ".view(torch.uint8)"});
-  }
-  if (!(t.is_contiguous())) {
-    fail_with({name, ": expected a contiguous tensor, got strides ", strides_text(t), ". Make a contiguous copy with ", name, ".view(torch.uint8).contiguous()"});
-  }
 }
 void no_bound(std::string_view name, std::optional<double> value) {
   if (value != std::nullopt) {

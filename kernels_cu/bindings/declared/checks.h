@@ -10,6 +10,11 @@ namespace jitquant::checks {
 void input_tensor(const View& t, std::string_view name, int64_t min_dim, std::string_view shape);
 void amax_tensor(const View& amax, int64_t count, int64_t other, const View& like, std::string_view like_name);
 void gsa_tensor(const View& gsa, int64_t rows, const View& like, std::string_view like_name, std::string_view name);
+void weight_arguments(const View& w, int64_t dim, std::string_view scale_layout);
+void dimension(int64_t dim);
+void gsa_of_tensor(const View& gsa, const View& like, std::string_view like_name, std::string_view name);
+void nvfp4_operand(const View& codes, const View& scales, std::string_view name, std::string_view scales_name, int64_t dim, std::string_view scale_layout);
+void packed_tensor(const View& t, std::string_view name, ScalarType dtype);
 void deinterleave_arguments(const View& fused, int64_t intermediate, int64_t interleave);
 void turns(int64_t interleave, int64_t cols);
 void norm_arguments(const View& x, const View& weight, const View* residual);
@@ -21,11 +26,6 @@ void inv_rms_tensor(const View& inv_rms, int64_t rows, const View& like, std::st
 void mhc_arguments(const View& X, const View& A, const View& weight);
 void hyper_connection_weights(const View& A, const View& X);
 void mhc_normalized_arguments(const View& X, const View& A, const View& weight, const View& inv_rms);
-void weight_arguments(const View& w, int64_t dim, std::string_view scale_layout);
-void dimension(int64_t dim);
-void gsa_of_tensor(const View& gsa, const View& like, std::string_view like_name, std::string_view name);
-void nvfp4_operand(const View& codes, const View& scales, std::string_view name, std::string_view scales_name, int64_t dim, std::string_view scale_layout);
-void packed_tensor(const View& t, std::string_view name, ScalarType dtype);
 void no_bound(std::string_view name, std::optional<double> value);
 void scale_tensor(const View& scale, int64_t rows, std::string_view granularity, const View& like, std::string_view like_name);
 void gate_and_up(const View& fused, int64_t interleave);
