@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
 from jitquant.formats import E8M0_DTYPE
-from jitquant.ops.schema import LIBRARY
+from jitquant.ops.library import define
 from jitquant.tensors.fp8 import QuantizedTensor
 
 TILE = 128
@@ -202,13 +202,9 @@ def _fp8_mm(
 
 def register(schema: str, implementation: Any, fake: Any) -> Any:
     """Defines an op in ``torch.ops.jitquant``, without a derivative, and returns it."""
-    name = schema.partition("(")[0]
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
-    for key in ("CPU", "CUDA"):
-        LIBRARY.impl(name, implementation, key)
-    LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    torch.library.register_fake(f"jitquant::{name}", fake, lib=LIBRARY)
-    return getattr(torch.ops.jitquant, name).default
+    tags = [torch.Tag.needs_exact_strides]
+    define(schema, cpu=implementation, cuda=implementation, fake=fake, tags=tags)
+    return getattr(torch.ops.jitquant, schema.partition("(")[0]).default
 
 
 _FP8_MM = register(

@@ -16,9 +16,6 @@ the op's arguments, as many as they need, and are called by these names.
 
 The dispatcher takes longer than a small kernel, so there is a way past it, `Op.direct`, for calls
 with plain CUDA tensors that nothing looks at on their way.
-
-Ops have no derivative: no result requires grad, even if inputs do. PyTorch's default for an op
-without one would give its results a grad_fn that warns in backward.
 """
 
 from __future__ import annotations
@@ -48,8 +45,7 @@ from jitquant.formats import (
     one_of,
 )
 from jitquant.ops import _checks, _checks_memory
-
-LIBRARY: Any = torch.library.Library("jitquant", "DEF")  # type: ignore[no-untyped-call]
+from jitquant.ops.library import arguments_of, define, schemas
 
 
 class Result(NamedTuple):
@@ -276,12 +272,6 @@ def in_order(names: Sequence[str]) -> tuple[Callable[..., Any], Callable[[Argume
     return found["args"], found["ordered"]
 
 
-def arguments_of(function: Callable[..., Any]) -> str:
-    """The arguments of a function with annotations, as schema text."""
-    schema: str = torch.library.infer_schema(function, mutates_args=())
-    return schema[1 : schema.rindex(") -> ")].replace("SymInt", "int")
-
-
 def _alone(buffer: Tensor) -> tuple[Tensor]:
     return (buffer,)
 
@@ -372,7 +362,9 @@ class Op:
         if any(name.endswith("_t") for name in results):  # a tuple of two
             parts = [(name.endswith("_t"), name.removesuffix("_t")) for name in results]
             self._labels = [f"out[{second:d}].{name}" for second, name in parts]
-        self._register()
+        functional, out = schemas(name, self.arguments, results)
+        define(functional, cpu=self._cpu, cuda=self._cuda, fake=self._fake)
+        define(out, cpu=self._cpu_out, cuda=self._cuda_out, fake=self._fake_out)
         packet = getattr(torch.ops.jitquant, name)
         self.default: Any = packet.default
         self.out: Any = packet.out
@@ -433,24 +425,6 @@ class Op:
         function.__doc__ = f"{', '.join(self.results)} of the op ``{self.name}``, as a tuple."
         function.__signature__ = signature  # type: ignore[attr-defined]
         return function
-
-    @property
-    def schemas(self) -> tuple[str, str]:
-        """Schema text of the functional overload and of ``out``."""
-        used = self.arguments.count("!")
-        letters = "abcdefgh"[used:]
-        pairs = zip(letters, self.results, strict=False)
-        buffers = ", ".join(f"Tensor({letter}!) {name}" for letter, name in pairs)
-        comma = ", " if "*" in self.arguments else ", *, "
-        returned = (
-            "Tensor"
-            if len(self.results) == 1
-            else f"({', '.join(f'Tensor {name}' for name in self.results)})"
-        )
-        return (
-            f"{self.name}({self.arguments}) -> {returned}",
-            f"{self.name}.out({self.arguments}{comma}{buffers}) -> ()",
-        )
 
     def compiled(self, part: Part | None = None) -> Any:
         """The compiled module's function, built now if need be.
@@ -702,18 +676,6 @@ class Op:
 
     def _fake_out(self, *args: Any, **kwargs: Any) -> None:
         self._plan_out(self._buffers(kwargs), self._named(args, kwargs))
-
-    def _register(self) -> None:
-        implementations = (
-            (self.name, self._cpu, self._cuda, self._fake),
-            (f"{self.name}.out", self._cpu_out, self._cuda_out, self._fake_out),
-        )
-        for schema, (name, cpu, cuda, fake) in zip(self.schemas, implementations, strict=True):
-            LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-            LIBRARY.impl(name, cpu, "CPU")
-            LIBRARY.impl(name, cuda, "CUDA")
-            LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
-            torch.library.register_fake(f"jitquant::{name}", fake, lib=LIBRARY)
 
 
 class Composite(Op):
