@@ -12,12 +12,12 @@ from jitquant.ops.blockwise import *
 from jitquant.ops.experts import *
 from jitquant.ops.fp8 import *
 from jitquant.ops.linear import *
+from jitquant.ops.linear import Composite
 from jitquant.ops.mxfp8 import *
 from jitquant.ops.nvfp4 import *
 from jitquant.ops.nvfp4_fused import *
 from jitquant.ops.ragged import *
 from jitquant.ops.recipes import *
-from jitquant.ops.schema import Composite
 from jitquant.ops.schema import Op as Op
 
 _MODULES = (nvfp4, nvfp4_fused, fp8, blockwise, mxfp8, ragged, linear, recipes, experts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +18,12 @@ from jitquant.ops.schema import (
     INPUT,
     OUTPUT,
     PARTS,
-    Composite,
+    Arguments,
     Op,
     Part,
     Plan,
     Result,
+    by_name,
     fp32,
 )
 from jitquant.tensors import NVFP4Tensor, QuantizedTensor
@@ -272,6 +273,51 @@ REFOLD = Op(
     reference=numerics.nvfp4_refold,
     accepts={"w_gsa": FP32},
 )
+
+
+class Composite(Op):
+    """An op without a kernel of its own: on CUDA it calls other ops, all with plain tensors.
+
+    Its module is the one with the kernels of these ops. Everything else is as of any op.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        results: Sequence[str],
+        *,
+        composition: Callable[..., tuple[Tensor, ...]],
+        **rest: Any,
+    ) -> None:
+        """Registers it.
+
+        Args:
+            name, results: see `Op`.
+            composition: the results on CUDA, of those arguments that it takes by name, and in
+                ``buffers`` if that is not None.
+            rest: what an `Op` takes beside.
+        """
+        super().__init__(name, results, **rest)
+        self._compose = by_name(composition, [*self.names, "buffers"])
+
+    def part(self, arguments: Arguments) -> Part | None:
+        """None: the whole module."""
+        return None
+
+    def _cuda(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = self._named(args, kwargs)
+        self._checked(arguments)
+        with torch.no_grad():
+            return self._returned(self._compose({**arguments, "buffers": None}))
+
+    def _cuda_out(self, *args: Any, **kwargs: Any) -> None:
+        buffers, arguments = self._buffers(kwargs), self._named(args, kwargs)
+        self._plan_out(buffers, arguments)
+        self._check_memory(arguments, buffers)
+        with torch.no_grad():
+            self._compose({**arguments, "buffers": buffers})
+
+
 LINEAR_FP8 = Composite(
     "nvfp4_linear_fp8",
     ["y"],

@@ -678,49 +678,6 @@ class Op:
         self._plan_out(self._buffers(kwargs), self._named(args, kwargs))
 
 
-class Composite(Op):
-    """An op without a kernel of its own: on CUDA it calls other ops, all with plain tensors.
-
-    Its module is the one with the kernels of these ops. Everything else is as of any op.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        results: Sequence[str],
-        *,
-        composition: Callable[..., tuple[Tensor, ...]],
-        **rest: Any,
-    ) -> None:
-        """Registers it.
-
-        Args:
-            name, results: see `Op`.
-            composition: the results on CUDA, of those arguments that it takes by name, and in
-                ``buffers`` if that is not None.
-            rest: what an `Op` takes beside.
-        """
-        super().__init__(name, results, **rest)
-        self._compose = by_name(composition, [*self.names, "buffers"])
-
-    def part(self, arguments: Arguments) -> Part | None:
-        """None: the whole module."""
-        return None
-
-    def _cuda(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = self._named(args, kwargs)
-        self._checked(arguments)
-        with torch.no_grad():
-            return self._returned(self._compose({**arguments, "buffers": None}))
-
-    def _cuda_out(self, *args: Any, **kwargs: Any) -> None:
-        buffers, arguments = self._buffers(kwargs), self._named(args, kwargs)
-        self._plan_out(buffers, arguments)
-        self._check_memory(arguments, buffers)
-        with torch.no_grad():
-            self._compose({**arguments, "buffers": buffers})
-
-
 @dataclass(frozen=True)
 class Rows:
     """The rows that are quantized, before anything is computed."""
