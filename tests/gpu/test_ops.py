@@ -231,8 +231,8 @@ def test_bad_arguments_say_what_they_say_on_the_cpu() -> None:
     x = randn(4, 64).cuda()
     with pytest.raises(ValueError, match=r"gsa.*cpu.*cuda"):
         jitquant.quantize_nvfp4(x, torch.ones(1))
+    residual = torch.zeros(64, 4, device="cuda").T
     with pytest.raises(ValueError, match=r"residual: expected a contiguous last dimension"):
-        residual = torch.zeros(64, 4, device="cuda").T
         jitquant.rmsnorm_quantize_nvfp4(x, torch.ones(64, device="cuda"), residual=residual)
     with pytest.raises(TypeError, match="bfloat16"):
         jitquant.quantize_nvfp4(x.int())

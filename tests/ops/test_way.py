@@ -69,14 +69,14 @@ CALLS = {
     "quantize_weight_nvfp4": Call(lambda: jitquant.quantize_weight_nvfp4(W), 3, 30),
     "rmsnorm_quantize_nvfp4": Call(lambda: jitquant.rmsnorm_quantize_nvfp4(X, X[0]), 5, 42),
     "deinterleave_quantize_nvfp4": Call(lambda: jitquant.deinterleave_quantize_nvfp4(X, 16), 5, 32),
-    "dequantize_nvfp4": Call(lambda: jitquant.dequantize_nvfp4(Q4), 3, 31),
+    "dequantize_nvfp4": Call(lambda: jitquant.dequantize_nvfp4(Q4), 3, 32),
     "nvfp4_linear": Call(lambda: jitquant.nvfp4_linear(X, W4), 4, 44),
     "quantize_fp8": Call(lambda: jitquant.quantize_fp8(X), 4, 25),
     "quantize_per_token_group": Call(lambda: jitquant.quantize_per_token_group(X, 16), 5, 30),
     "quantize_block": Call(lambda: jitquant.quantize_block(X, (16, 16)), 5, 30),
     "quantize_mxfp8": Call(lambda: jitquant.quantize_mxfp8(X), 4, 24),
     "dequantize": Call(lambda: jitquant.dequantize(Q8), 3, 19),
-    "quantize_ragged": Call(lambda: jitquant.quantize_ragged(W, OFFSETS), 4, 29),
+    "quantize_ragged": Call(lambda: jitquant.quantize_ragged(W, OFFSETS), 4, 30),
     "dequantize_ragged": Call(lambda: jitquant.dequantize_ragged(RAGGED), 4, 28),
 }
 
