@@ -16,8 +16,7 @@
 #include "memory.h"
 #include "stream.h"
 
-#pragma GCC visibility push(hidden)
-namespace jitquant {
+namespace [[gnu::visibility("hidden")]] jitquant {
 
 // The device on which torch creates new tensors. CUDA's current device may differ: torch remembers
 // a device without a context, but does not switch back to it.
@@ -387,4 +386,3 @@ GlobalScale amax_or_rows_scale(const View& amax, float divisor, float* gsa_out);
 ColumnVector column_vector(const View& weight);
 
 }  // namespace jitquant
-#pragma GCC visibility pop

@@ -4,7 +4,7 @@
 #include "declared/deinterleave_quantize.h"
 #include "quantize.h"
 
-namespace jitquant {
+namespace [[gnu::visibility("hidden")]] jitquant {
 
 // The fused projection, the shape of its output, and the run length that DeinterleaveSource takes.
 struct Deinterleave {

@@ -25,7 +25,7 @@
 #include JITQUANT_PYTHON_HEADER
 #endif
 
-namespace jitquant {
+namespace [[gnu::visibility("hidden")]] jitquant {
 
 #ifdef PY_VERSION_HEX
 

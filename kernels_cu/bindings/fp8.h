@@ -4,7 +4,7 @@
 #include "../fp8/launch.h"
 #include "function.h"
 
-namespace jitquant {
+namespace [[gnu::visibility("hidden")]] jitquant {
 
 inline EightBit eight_bit_of(ScalarType dtype) {
   if (dtype == ScalarType::Float8_e4m3fn) return EightBit::kE4m3;

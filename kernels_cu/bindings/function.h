@@ -22,8 +22,7 @@
 
 #include "common.h"
 
-#pragma GCC visibility push(hidden)
-namespace jitquant {
+namespace [[gnu::visibility("hidden")]] jitquant {
 
 // The parameters of a binding's function: the arguments as a struct from declared/, then the
 // results.
@@ -84,7 +83,6 @@ struct Registration {
 void* python_module(const char* name, const std::vector<Function>& functions);
 
 }  // namespace jitquant
-#pragma GCC visibility pop
 
 #define JITQUANT_FUNCTIONS(...)                             \
   namespace jitquant {                                      \

@@ -4,7 +4,7 @@
 #include "../group/launch.h"
 #include "fp8.h"
 
-namespace jitquant {
+namespace [[gnu::visibility("hidden")]] jitquant {
 
 // Whether 8 bits hold a number.
 inline bool holds(EightBit format, float x) {

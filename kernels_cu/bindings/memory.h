@@ -7,8 +7,7 @@
 
 #include "view.h"
 
-#pragma GCC visibility push(hidden)
-namespace jitquant {
+namespace [[gnu::visibility("hidden")]] jitquant {
 
 void check_own_elements(const View& t, const char* name);
 
@@ -22,4 +21,3 @@ struct Reached {
 void check_own_memory(const Reached* all, const std::vector<std::string>& names);
 
 }  // namespace jitquant
-#pragma GCC visibility pop

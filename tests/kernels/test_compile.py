@@ -129,7 +129,10 @@ def _request(name: str) -> Request:
 
 def _build(name: str, cache: Path) -> None:
     # With a loader of its own: one loader starts as many compilers as JITQUANT_JOBS says.
-    _loader(cache).ensure(_request(name))
+    loader, warnings = _loader(cache), []
+    loader.reporter.warn = warnings.append  # type: ignore[method-assign]
+    loader.ensure(_request(name))
+    assert not warnings, "\n".join(warnings)
 
 
 def _compile_for(archs: tuple[str, ...], source: str, nvcc: str, out: Path) -> None:
