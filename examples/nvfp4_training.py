@@ -59,6 +59,7 @@ LABELS = {
 
 def made(name: str, given: argparse.Namespace, seed: int, device: str) -> Transformer:
     """A model for a run; the same weights for each run of a seed."""
+    torch.compiler.reset()  # each run compiles anew, and only so many are kept
     torch.manual_seed(seed)
     model = Transformer(given.hidden, given.layers, given.length).to(device)
     recipe = RUNS[name]
