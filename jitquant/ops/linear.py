@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -175,36 +176,41 @@ def _plan_fp8(
 _FEWEST_ROWS, _FEW_ROWS, _SOME_ROWS, _MORE_ROWS = 2, 16, 64, 128
 
 
+_CODES = Part("codes", ("-DJITQUANT_LINEAR_CODES",))
+#: By the result's dtype, as the kernels of more than few rows are.
+_RESULTS = {
+    dtype: Part(f"to_{of.name}", (of.flags[0].replace("_DTYPE", "_LINEAR_OUT"),))
+    for dtype, of in PARTS.items()
+}
+
+
 def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = None) -> Part | None:
-    of = PARTS.get(x.dtype) if x_sf is None else Part("codes", ("-DJITQUANT_LINEAR_CODES",))
-    to = _part_of_result(x.dtype if x_sf is None and dtype is None else dtype)
+    of = PARTS.get(x.dtype) if x_sf is None else _CODES
+    if dtype is None:
+        dtype = x.dtype if x_sf is None else torch.bfloat16
+    # A part is asked for before anything is checked.
+    to = _RESULTS.get(dtype) if isinstance(dtype, torch.dtype) else None
     if of is None or to is None:
         return None
     rows = x.shape[:-1].numel()
-    if rows <= _FEW_ROWS:
-        few = of.narrowed("few_rows", _rows_flag(_FEW_ROWS)).apart()
-        fewest = of.narrowed("fewest_rows", _rows_flag(_FEWEST_ROWS))
-        return fewest._replace(of=few) if rows <= _FEWEST_ROWS else few
+    for most in (_FEWEST_ROWS, _FEW_ROWS, _SOME_ROWS, _MORE_ROWS):
+        if rows <= most:
+            return _of_rows(of, to, most)
+    return _of_rows(of, to, 0)
+
+
+@functools.cache  # each call asks
+def _of_rows(of: Part, to: Part, most: int) -> Part:
+    """What products of up to ``most`` rows need; 0: of any number."""
+    flag = f"-DJITQUANT_LINEAR_ROWS={most}"
+    if most == _FEWEST_ROWS:
+        return of.narrowed("fewest_rows", flag)._replace(of=_of_rows(of, to, _FEW_ROWS))
+    if most == _FEW_ROWS:
+        return of.narrowed("few_rows", flag).apart()
     # All of a dtype of x would be for results in other dtypes too, which cost the most.
-    some = of.narrowed(f"some_rows_{to.name}", _rows_flag(_SOME_ROWS), *to.flags).apart()
-    if rows <= _SOME_ROWS:
-        return some
-    many = of.narrowed(f"many_rows_{to.name}", _rows_flag(0), *to.flags).apart()
-    more = of.narrowed(f"more_rows_{to.name}", _rows_flag(_MORE_ROWS), *to.flags)
-    return more._replace(of=many) if rows <= _MORE_ROWS else many
-
-
-def _rows_flag(rows: int) -> str:
-    return f"-DJITQUANT_LINEAR_ROWS={rows}"
-
-
-def _part_of_result(dtype: torch.dtype | None = None) -> Part | None:
-    dtype = torch.bfloat16 if dtype is None else dtype
-    # A part is asked for before anything is checked.
-    of = PARTS.get(dtype) if isinstance(dtype, torch.dtype) else None
-    if of is None:
-        return None
-    return Part(f"to_{of.name}", (of.flags[0].replace("_DTYPE", "_LINEAR_OUT"),))
+    name = {_SOME_ROWS: "some", _MORE_ROWS: "more"}.get(most, "many")
+    part = of.narrowed(f"{name}_rows_{to.name}", flag, *to.flags)
+    return part._replace(of=_of_rows(of, to, 0)) if most == _MORE_ROWS else part.apart()
 
 
 def takes_fp8(device: torch.device, n: int, cols: int) -> bool:

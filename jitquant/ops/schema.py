@@ -20,12 +20,13 @@ with plain CUDA tensors that nothing looks at on their way.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -175,6 +176,7 @@ class Part(NamedTuple):
     flags: tuple[str, ...]
     of: Part | None = None
 
+    @functools.cache  # noqa: B019  # each call asks, and there are few
     def narrowed(self, name: str, *flags: str) -> Part:
         """Some of this part's kernels."""
         return Part(f"{self.name}_{name}", (*self.flags, *flags), self)
@@ -251,10 +253,16 @@ def by_name(function: Callable[..., Any], known: Collection[str]) -> Callable[[A
                 f"{function.__name__}: expected parameters among {', '.join(known)}, got {name}"
             )
 
-    def call(arguments: Arguments) -> Any:
-        return function(**dict(zip(names, map(arguments.__getitem__, names))))  # noqa: B905
+    keywords = ", ".join(f"{name}=arguments[{name!r}]" for name in names)
+    (call,) = _compiled("call", f"def call(arguments): return function({keywords})", function)
+    return cast("Callable[[Arguments], Any]", call)
 
-    return call
+
+def _compiled(names: str, text: str, function: Any = None) -> list[Any]:
+    """The functions of a text, which may call ``function``."""
+    found: dict[str, Any] = {"function": function}
+    exec(compile(text, __file__, "exec"), found)
+    return [found[name] for name in names.split()]
 
 
 def in_order(names: Sequence[str]) -> tuple[Callable[..., Any], Callable[[Arguments], Any]]:
@@ -263,13 +271,12 @@ def in_order(names: Sequence[str]) -> tuple[Callable[..., Any], Callable[[Argume
     They are compiled: keywords of a call take less time than those of a dict, and Dynamo traces
     them, while it refuses an ``itemgetter``.
     """
-    found: dict[str, Any] = {}
-    text = (
+    args, ordered = _compiled(
+        "args ordered",
         f"def args({', '.join(names)}): return ({', '.join(names)},)\n"
-        f"def ordered(arguments): return ({', '.join(f'arguments[{name!r}]' for name in names)},)"
+        f"def ordered(arguments): return ({', '.join(f'arguments[{name!r}]' for name in names)},)",
     )
-    exec(compile(text, __file__, "exec"), found)
-    return found["args"], found["ordered"]
+    return args, ordered
 
 
 def _alone(buffer: Tensor) -> tuple[Tensor]:
