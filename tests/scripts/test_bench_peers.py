@@ -14,7 +14,7 @@ import pytest
 import torch
 from harness import timing
 from harness.bench import __main__ as command
-from harness.bench import kernels, peers, peers_fp8, peers_nvfp4, report
+from harness.bench import kernels, peers, peers_fp8, peers_nvfp4, report, summary
 from harness.bench import peer as shared
 from harness.bench.ops import chosen
 from torch import Tensor
@@ -149,6 +149,9 @@ def test_the_file_and_the_table_have_the_peers(
     command.measure_kernels(CPU, [16], 256, "bfloat16", names, False, 9.0, None, tmp_path, name)
 
     record = json.loads((tmp_path / f"{name}.json").read_text())
+    section = summary.section_of(name, record)
+    assert section is not None
+    assert section["rows"][0]["peer"] == section["rows"][0]["peer_behind"] == ["vllm"]
     assert record["peers"] == {
         "vllm": "a library",
         "flashinfer": "not importable",
