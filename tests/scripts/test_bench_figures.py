@@ -26,9 +26,6 @@ def _raw_kernels(us: float) -> dict[str, Any]:
             "sustained_us": 2 * us,
             "of_floor": 1 / 3,
             "plain_us": 7.0 if op == "b" else None,
-            "peers": {"vllm": None, "flashinfer": 9.0 - m if op == "b" else None},
-            "behind_us": us + 2 * m if m == 1 else None,
-            "peers_behind": {"flashinfer": 7.5} if (op, m) == ("b", 1) else {},
             "host_us": 1.0,
         }
         for op in ("b", "a")
@@ -54,22 +51,117 @@ def test_a_section_has_what_the_documents_show() -> None:
                 "sustained_us": [3.0, 3.0],
                 "of_floor": [0.333333, 0.333333],
                 "plain_us": [7.0, 7.0],
-                "peer_us": [8.0, -7.0],
-                "behind_us": [3.5, None],
-                "peer_behind_us": [7.5, None],
             },
             {
                 "op": "a",
                 "us": [2.5, 17.5],
                 "sustained_us": [3.0, 3.0],
                 "of_floor": [0.333333, 0.333333],
-                "behind_us": [3.5, None],
             },
         ],
     }
     assert goals.rows_of(section)["b", 16]["us"] == 17.5
     assert summary.section_of("other", {}) is None
     assert summary.section_of("model-small", {"rows": [{"us": 1.0}]}) == {"rows": [{"us": 1.0}]}
+
+
+def _raw_peers() -> dict[str, Any]:
+    """Records of ops with a fast library at few rows, with another, and with torch.compile only."""
+    times = [
+        # op, us, torch.compile, peers back to back and behind
+        ("fp8-row", 2.0, 3.0, {"vllm": None, "torchao": 4.0, "fbgemm": 5.0}, {"fbgemm": 1.0}),
+        ("mxfp8", 2.0, None, {"vllm": 1.5, "torchao": 2.5, "fbgemm": None}, {"torchao": 5.0}),
+        ("fp8-block", 2.0, 6.0, {"vllm": None, "torchao": None, "fbgemm": None}, {}),
+    ]
+    rows = [
+        {
+            "op": op,
+            "m": m,
+            "us": us * m,
+            "of_floor": 0.5,
+            "plain_us": plain and plain * m,
+            "peers": {k: v and v * (m if m > 1 else 10) for k, v in peers.items()},
+            "behind_us": us if m <= 64 else None,
+            "peers_behind": behind if m <= 64 else {},
+        }
+        for op, us, plain, peers, behind in times
+        for m in goals.SIZES
+    ]
+    versions = {"vllm": "1.2", "torchao": "0.3", "fbgemm": "not importable"}
+    origin = {"gpu": "NVIDIA H100 80GB", "utc": "2026-11-24T10", "kernels_cu_sha256": "0123456789"}
+    return {**origin, "peers": versions, "n": 48, "dtype": "bfloat16", "rows": rows}
+
+
+def _peers_section() -> summary.Record:
+    section = summary.section_of("kernels-fp8-peers", _raw_peers())
+    assert section is not None
+    return section
+
+
+def test_a_section_beside_peers_has_the_best_of_them() -> None:
+    section = _peers_section()
+    assert section["libraries"] == _raw_peers()["peers"]
+    row, _, alone = section["rows"]
+    assert (row["peer"], row["peer_us"][:2]) == (["torchao"] * 6, [40.0, 256.0])
+    assert row["peer_behind"] == ["fbgemm", "fbgemm", None, None, None, None]
+    assert row["peer_behind_us"][:3] == [1.0, 1.0, None]
+    assert set(alone) == {"op", "us", "of_floor", "plain_us", "behind_us"}
+    rows = goals.rows_of(section)
+    assert goals.best_peer(rows, "fp8-row", 64) == (192.0, "torch.compile")
+    assert goals.best_peer(rows, "mxfp8", 64) == (96.0, "vLLM")
+    assert goals.best_peer_behind(rows, "fp8-row", 64) == (1.0, "FBGEMM")
+    assert goals.best_peer_behind(rows, "fp8-row", 1024) is None
+    assert goals.with_peers(rows) == ["fp8-row", "mxfp8"]
+
+
+def test_the_table_of_peers_names_the_fastest(tmp_path: Path) -> None:
+    none = {**_peers_section(), "m": [], "rows": []}
+    summary.write(tmp_path, {"kernels-fp8-peers": _peers_section(), "kernels-peers": none})
+    assert figures.peers(tmp_path)[2:] == [
+        "| `quantize_fp8(x, granularity='row')` | 1.50 | 1.50 | 1.50 | 1.50 | 1.50 | 1.50 "
+        "| 0.50 | 0.50 | torch.compile; FBGEMM at 1 behind, 64 behind |",
+        "| `quantize_mxfp8(x)` | 7.50 | 0.75 | 0.75 | 0.75 | 0.75 | 0.75 | 2.50 | 2.50 "
+        "| vLLM; torchao at 1 behind, 64 behind |",
+        "",
+        "*H100 80GB, 2026-11-24, kernels 01234567.*",
+        "*vLLM 1.2, torchao 0.3, FBGEMM not importable.*",
+    ]
+
+
+def test_goals_beside_peers_are_for_the_sizes_that_these_were_timed_at() -> None:
+    section = _peers_section()
+    for row in section["rows"]:
+        if row["op"] == "mxfp8":
+            row["peer_us"][1] = row["peer_behind_us"][0] = None
+    rows = goals.rows_of(section)
+    calls = dict.fromkeys(("fp8-row", "mxfp8"), "call(x)")
+    behind = "times as fast as the best peer, both behind a plain kernel"
+    lines = goals.table(goals.beside_peers(rows), rows, calls)[2:]
+    assert [line.split(" | ")[1:] for line in lines[1:]] == [
+        [f"{behind}, at least 1.00 at 1 and 64", "0.50, 0.50", "missed at 1, 64 |"],
+        [
+            "times as fast as the best peer, at least 1.00 at 1, 1024, 4096, 16384 and 65536",
+            "7.50, 0.75, 0.75, 0.75, 0.75",
+            "missed at 1024, 4096, 16384, 65536 |",
+        ],
+        [f"{behind}, at least 1.00 at 64", "2.50", "met |"],
+    ]
+    assert lines[0].endswith("| 1.50, 1.50, 1.50, 1.50, 1.50, 1.50 | met |")
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_norm_of_nvfp4_is_of_a_run_that_has_torch_compile(compiled: bool) -> None:
+    norm = {"op": "rmsnorm", "us": [2.0], "of_floor": [0.5]}
+    sections = {
+        "kernels-peers": {
+            "m": [goals.M],
+            "rows": [{**norm, "plain_us": [4.0 if compiled else None]}],
+        },
+        "kernels-fp8-peers": {"m": [], "rows": []},
+        "rmsnorm-compiled": {"m": [goals.M], "rows": [{**norm, "plain_us": [6.0]}]},
+    }
+    best = goals.best_peer(goals.peer_rows(sections), "rmsnorm", goals.M)
+    assert best == (4.0 if compiled else 6.0, "torch.compile")
 
 
 def test_the_summary_is_written_as_it_is_read(tmp_path: Path) -> None:
@@ -157,9 +249,9 @@ def test_the_table_of_experts_names_the_routing_and_the_kernels(tmp_path: Path) 
     [
         ("linear", {"rows": []}, "the sentence 'are {} to {} times as fast as in bf16' needs"),
         ("linear", {"rows": SECTIONS["linear"]["rows"][1:]}, "needs (8192, 8192, 1)"),
-        ("kernels-fp8", {"m": [1, 64]}, "needs ('fp8-rmsnorm', 16384)"),
+        ("kernels-fp8-peers", {"m": [1, 64]}, "needs ('fp8-rmsnorm', 16384)"),
         ("layers", {"rows": [{"name": "forward, backward"}]}, "the table 'layers' needs 'bf16'"),
-        ("rmsnorm-compiled", {"rows": []}, "needs ('rmsnorm', 16384)"),
+        ("rmsnorm-compiled", {"rows": []}, "the sentence"),
     ],
 )
 def test_a_record_that_lacks_something_changes_nothing(
@@ -229,11 +321,10 @@ def test_a_picture_shows_the_results(tmp_path: Path, name: str) -> None:
 def test_peers_are_shown_where_they_were_timed() -> None:
     """The shares of the picture are those that the table's ratios follow from."""
     curves = overview.lines(ROOT / "results")["FP8, 1x128"]
-    assert set(curves["peer"]) == set(goals.SIZES) < set(curves["ours"])
-    ratio = curves["ours"][16384] / curves["peer"][16384]
-    row = goals.rows_of(SECTIONS["kernels-fp8"])["fp8-group", 16384]
-    timed = goals.PEERS["fp8-group"][goals.SIZES.index(16384)]
-    assert ratio == pytest.approx(timed / row["us"])
+    assert set(goals.SIZES) <= set(curves["peer"]) <= set(curves["ours"])
+    rows = goals.rows_of(SECTIONS["kernels-fp8-peers"])
+    for m, share in curves["peer"].items():
+        assert curves["ours"][m] / share == pytest.approx(goals.OVER_PEER.of(rows, "fp8-group", m))
 
 
 def test_only_what_is_marked_is_made_anew(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from harness import timing
 from harness.bench import __main__ as command
-from harness.bench import kernels, peers, peers_fp8, peers_nvfp4, report
+from harness.bench import kernels, peers, peers_fp8, peers_nvfp4, report, summary
 from harness.bench import peer as shared
 from harness.bench.ops import chosen
 from torch import Tensor
@@ -145,9 +145,13 @@ def test_the_file_and_the_table_have_the_peers(
     libraries: list[Tensor], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     names = "fp8-row,fp8-tensor-given"
-    command.measure_kernels(CPU, [16], 256, "bfloat16", names, False, 9.0, None, tmp_path)
+    name = "kernels-fp8-peers"
+    command.measure_kernels(CPU, [16], 256, "bfloat16", names, False, 9.0, None, tmp_path, name)
 
-    record = json.loads((tmp_path / "kernels.json").read_text())
+    record = json.loads((tmp_path / f"{name}.json").read_text())
+    section = summary.section_of(name, record)
+    assert section is not None
+    assert section["rows"][0]["peer"] == section["rows"][0]["peer_behind"] == ["vllm"]
     assert record["peers"] == {
         "vllm": "a library",
         "flashinfer": "not importable",
@@ -206,6 +210,16 @@ def test_a_call_behind_a_plain_kernel_has_that_kernels_time_taken_off(
         assert timing.behind_us(calls.append, [("x",)]) == 2.75
         assert add.call_count == 2
     assert calls == ["x"]
+
+
+def test_the_version_of_vllm_is_of_its_wheel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.ops, "load_library", lambda _: None)
+    library = tmp_path / "vllm" / "of_vllm.so"
+    assert peers.versions(library)["vllm"] == "of_vllm.so"
+    (tmp_path / "vllm-1.2.3.dist-info").mkdir()
+    assert peers.versions(library)["vllm"] == "1.2.3"
 
 
 def test_vllm_that_is_not_there_is_named() -> None:

@@ -60,6 +60,9 @@ def kernels(
         Path | None,
         typer.Option(help="vLLM's _C_stable_libtorch.abi3.so; default: of the installed vLLM."),
     ] = None,
+    name: Annotated[
+        str, typer.Option(help="Of the record, such as kernels-fp8-peers; default: by --ops.")
+    ] = "",
     out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
 ) -> None:
     """Measure every kernel on a GPU; with a command, what that says instead.
@@ -91,7 +94,7 @@ def kernels(
             2,
         )
     device = torch.device("cuda", torch.cuda.current_device())
-    measure_kernels(device, sizes, n, dtype, ops, plain, seconds, vllm, out)
+    measure_kernels(device, sizes, n, dtype, ops, plain, seconds, vllm, out, name)
 
 
 def measure_kernels(
@@ -104,6 +107,7 @@ def measure_kernels(
     seconds: float,
     vllm: Path | None,
     out: Path,
+    name: str = "",
 ) -> None:
     """Runs the ops, prints a table after each, and writes the files."""
     import torch
@@ -144,7 +148,8 @@ def measure_kernels(
         f"Libraries: {escape(shown)}.\n",
         highlight=False,
     )
-    stem = "rmsnorm-compiled" if plain and names == "rmsnorm" else SETS.get(names, "kernels")
+    by_ops = "rmsnorm-compiled" if plain and names == "rmsnorm" else SETS.get(names, "kernels")
+    stem = name or by_ops
     record = {
         **provenance(),
         "n": n,

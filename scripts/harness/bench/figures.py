@@ -136,24 +136,34 @@ def main_ops(results: Path) -> list[str]:
 
 
 def peers(results: Path) -> list[str]:
-    """How many times as fast as the best peer each op is that has one; if timed, behind too."""
-    rows, calls = _rows(results, "kernels-fp8"), _calls()
-    ops = [op for op in calls if any(goals.best_peer(rows, *at) for at in rows if at[0] == op)]
-    behind = [m for m in goals.SIZES if any(rows[op, m].get("peer_behind_us") for op in ops)]
-
-    def ratio(peer: float | None, us: float | None) -> str:
-        return f"{peer / us:.2f}" if peer and us else ""
+    """How many times as fast as the best peer each op is, back to back and behind, and whose."""
+    sections, calls = summary.read(results), _calls()
+    rows = goals.rows_of(sections["kernels-peers"]) | goals.rows_of(sections["kernels-fp8-peers"])
+    ops = goals.with_peers(rows)
+    columns = {str(m): (m, goals.best_peer, "us") for m in goals.SIZES}
+    columns |= {f"{m} behind": (m, goals.best_peer_behind, "behind_us") for m in goals.FEW}
 
     def cells(op: str) -> Iterable[str]:
-        for m in goals.SIZES:
-            yield ratio(goals.best_peer(rows, op, m), rows[op, m]["us"])
-        for m in behind:
-            yield ratio(rows[op, m].get("peer_behind_us"), rows[op, m].get("behind_us"))
+        where: dict[str, list[str]] = {}
+        for column, (m, best_of, ours) in columns.items():
+            best = best_of(rows, op, m)
+            yield f"{best[0] / rows[op, m][ours]:.2f}" if best else ""
+            if best:
+                where.setdefault(best[1], []).append(column)
+        most, *others = sorted(where, key=lambda name: -len(where[name]))
+        yield "; ".join([most, *(f"{name} at {', '.join(where[name])}" for name in others)])
 
-    return _table(
-        ("times as fast, at M =", *map(str, goals.SIZES), *(f"{m}, behind" for m in behind)),
+    table = _table(
+        ("times as fast, at M =", *columns, "fastest peer"),
         ((f"`{calls[op]}`", *cells(op)) for op in ops),
     )
+    origins = [_origin(results, name)[-1] for name in ("kernels-peers", "kernels-fp8-peers")]
+    return [*table, "", *dict.fromkeys(origins), _versions(sections["kernels-fp8-peers"])]
+
+
+def _versions(section: dict[str, Any]) -> str:
+    """The libraries that were timed, as a line below a table."""
+    return f"*{', '.join(f'{goals.NAMES[k]} {text}' for k, text in section['libraries'].items())}.*"
 
 
 _FEW = 64
@@ -429,8 +439,19 @@ def loader(results: Path) -> list[str]:
     return _table(head, [line(key, took) for key in whats if (took := seconds.get(key))])
 
 
-def _goals(stem: str, which: tuple[goals.Goal, ...]) -> Callable[[Path], list[str]]:
-    return lambda results: goals.table(which, _rows(results, stem), _calls())
+def _goals(
+    stem: str, which: tuple[goals.Goal, ...], peers: str = ""
+) -> Callable[[Path], list[str]]:
+    """A section's goals, and those beside other libraries of the section ``peers``."""
+
+    def lines(results: Path) -> list[str]:
+        made = goals.table(which, _rows(results, stem), _calls())
+        if peers:
+            beside = _rows(results, peers)
+            made += goals.table(goals.beside_peers(beside), beside, _calls())[2:]
+        return made
+
+    return lines
 
 
 _PAGES = ("performance", "measurements", "loader", "status")
@@ -491,7 +512,7 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
     "shapes": shapes,
     "host": host,
     "loader": loader,
-    "goals-nvfp4": _goals("kernels", goals.NVFP4),
-    "goals-fp8": _goals("kernels-fp8", goals.FP8),
+    "goals-nvfp4": _goals("kernels", goals.NVFP4, "kernels-peers"),
+    "goals-fp8": _goals("kernels-fp8", goals.FP8, "kernels-fp8-peers"),
     "goals-ragged": _goals("kernels-ragged", goals.RAGGED),
 }

@@ -1,7 +1,7 @@
 """The goals for one H200, and how they are held against what was measured.
 
-M x 7168 in bf16. Those of one-pass ops of the 8-bit formats are against a cast with one scale; the
-times of peers are the best of torch.compile, vLLM, FlashInfer and FBGEMM on another H200.
+M x 7168 in bf16. Those of one-pass ops of the 8-bit formats are against a cast with one scale.
+Those beside other libraries are for any GPU, as both ran on it in the same run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,19 @@ Rows = dict[tuple[str, int], dict[str, Any]]
 PERCENT = "{:.1%}"
 TIMES = "{:.2f}"
 MICROSECONDS = "{:.2f} us"
+
+M = 16384
+"""Rows of the ops that pictures and sentences compare."""
+
+SIZES = (1, 64, 1024, 4096, 16384, 65536)
+"""Rows at which ops are held against other libraries."""
+
+FEW = (1, 64)
+"""The same behind a plain kernel."""
+
+COMPILED = "torch.compile"
+NAMES = {"vllm": "vLLM", "flashinfer": "FlashInfer", "torchao": "torchao", "fbgemm": "FBGEMM"}
+"""Other libraries, for people."""
 
 
 def rows_of(section: dict[str, Any]) -> Rows:
@@ -110,22 +123,6 @@ _MORE_BYTES = (
     "fp8-block-both",
     "mxfp8-both",
 )
-#: Rows at which `PEERS` has the best peer's microseconds.
-SIZES = (1, 64, 1024, 4096, 16384, 65536)
-PEERS = {
-    "fp8-tensor": (2.4, 4.9, 16.5, 47.4, 165, 620),
-    "fp8-row": (2.0, 2.2, 8.4, 23.7, 84.1, 341),
-    "fp8-group": (1.6, 1.9, 7.7, 23.5, 84.3, 329),
-    "fp8-group-packed": (1.7, 2.1, 10.6, 35.0, 133, 522),
-    "int8-group": (1.4, 1.9, 10.0, 29.9, 107, 413),
-    "fp8-rmsnorm": (3.1, 3.6, 17.3, 59.7, 188, 739),
-    "fp8-rmsnorm-group": (2.9, 3.8, 15.9, 47.9, 173, 671),
-    "fp8-rmsnorm-given": (1.9, 2.1, 11.7, 36.4, 134, 522),
-    "fp8-rmsnorm-residual": (3.6, 4.5, 21.6, 78.4, 245, 959),
-    "fp8-silu-given": (1.3, 3.0, 13.5, 45.8, 175, 689),
-    "fp8-silu-group": (1.8, 2.8, 19.8, 71.8, 280, 1111),
-    "fp8-silu": (4.5, 4.6, 23.4, 82.1, 312, 1235),
-}
 _OF_CAST = {1024: 1.25, 4096: 1.08, 16384: 1.05, 65536: 1.05}
 
 FP8 = (
@@ -136,10 +133,6 @@ FP8 = (
     *(Goal(op, "time", TIME, {1: 2.5, 64: 3.0}) for op in _NORMS),
     *(Goal(op, "times the cast", CASTS, _OF_CAST) for op in (*_ONE_PASS, *_NORMS)),
     *(Goal(op, "part of its floor", OF_FLOOR, {16384: 0.92, 65536: 0.92}) for op in _MORE_BYTES),
-    *(
-        Goal(op, "time of the best peer", TIME, dict(zip(SIZES, times, strict=True)))
-        for op, times in PEERS.items()
-    ),
 )
 
 
@@ -158,13 +151,70 @@ def _ragged() -> Iterable[Goal]:
 RAGGED = tuple(_ragged())
 
 
-def best_peer(rows: Rows, op: str, m: int) -> float | None:
-    """Microseconds of the fastest other library: of the same run, else `PEERS`; None: untimed."""
+Peer = tuple[float, str]
+"""Microseconds of the fastest other library, and its name."""
+
+
+def peer_rows(sections: dict[str, Any]) -> Rows:
+    """The rows that were timed beside other libraries, each in the run of its peers."""
+    rows = rows_of(sections["kernels-peers"]) | rows_of(sections["kernels-fp8-peers"])
+    norm = rows_of(sections[norm_section(sections)])
+    return rows | {at: row for at, row in norm.items() if at[0] == "rmsnorm"}
+
+
+def norm_section(sections: dict[str, Any]) -> str:
+    """Where the norm of NVFP4 has torch.compile beside it: with the other peers, or by itself."""
+    row = rows_of(sections["kernels-peers"]).get(("rmsnorm", M), {})
+    return "rmsnorm-compiled" if row.get("plain_us") is None else "kernels-peers"
+
+
+def best_peer(rows: Rows, op: str, m: int) -> Peer | None:
+    """The fastest of other libraries and torch.compile; None: none was timed."""
     row = rows[op, m]
-    timed = [us for us in (row.get("peer_us"), row.get("plain_us")) if us is not None]
-    if timed:
-        return float(min(timed))
-    return PEERS[op][SIZES.index(m)] if op in PEERS and m in SIZES else None
+    library = NAMES.get(row.get("peer") or "", "")
+    timed = [(row.get("peer_us"), library), (row.get("plain_us"), COMPILED)]
+    return min(((us, name) for us, name in timed if us is not None), default=None)
+
+
+def best_peer_behind(rows: Rows, op: str, m: int) -> Peer | None:
+    """The fastest of other libraries behind a plain kernel; None: it or the op was not timed."""
+    row = rows[op, m]
+    if row.get("peer_behind_us") is None or row.get("behind_us") is None:
+        return None
+    return row["peer_behind_us"], NAMES[row["peer_behind"]]
+
+
+def with_peers(rows: Rows) -> list[str]:
+    """The ops that another library was timed on, not only torch.compile."""
+    return list(dict.fromkeys(op for (op, _), row in rows.items() if row.get("peer_us")))
+
+
+def _over_peer(
+    peer: Callable[[Rows, str, int], Peer | None], ours: str
+) -> Callable[[Rows, str, int], float]:
+    def times(rows: Rows, op: str, m: int) -> float:
+        best = peer(rows, op, m)
+        if best is None:
+            raise KeyError(f"a peer's time of {op} at {m}")
+        return best[0] / float(rows[op, m][ours])
+
+    return times
+
+
+OVER_PEER = Quantity(_over_peer(best_peer, "us"), TIMES, is_least=True)
+OVER_PEER_BEHIND = Quantity(_over_peer(best_peer_behind, "behind_us"), TIMES, is_least=True)
+
+
+def beside_peers(rows: Rows) -> Iterable[Goal]:
+    """No slower than the best peer, back to back and behind a plain kernel, where one was timed."""
+    text = "times as fast as the best peer"
+    for op in with_peers(rows):
+        for how, quantity, peer, sizes in (
+            (text, OVER_PEER, best_peer, SIZES),
+            (f"{text}, both behind a plain kernel", OVER_PEER_BEHIND, best_peer_behind, FEW),
+        ):
+            if timed := [m for m in sizes if peer(rows, op, m)]:
+                yield Goal(op, how, quantity, dict.fromkeys(timed, 1.0))
 
 
 def host(call: str) -> tuple[float, float]:
@@ -209,4 +259,9 @@ def _bounds(goal: Goal) -> str:
             parts[-1][1].append(str(m))
         else:
             parts.append((bound, [str(m)]))
-    return ", ".join(f"{form.format(bound)} at {' and '.join(sizes)}" for bound, sizes in parts)
+    return ", ".join(f"{form.format(bound)} at {_listed(sizes)}" for bound, sizes in parts)
+
+
+def _listed(words: list[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last

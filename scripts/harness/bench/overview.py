@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.bench import summary
-from harness.bench.goals import best_peer, rows_of
+from harness.bench.goals import M, Rows, best_peer, peer_rows, rows_of
 
-M = 16384
 #: The ops of the first picture: section, op, label.
 SHOWN = (
     ("kernels", "quantize-tensor", "NVFP4"),
@@ -34,19 +33,19 @@ STYLE = {
     "xtick.color": INK,
     "ytick.color": INK,
 }
-#: The ops of the second picture: section, op, label.
-COMPARED = (
-    ("kernels-fp8", "fp8-tensor", "FP8, one scale"),
-    ("kernels-fp8", "fp8-group", "FP8, 1x128"),
-    ("kernels-fp8", "fp8-rmsnorm", "RMSNorm + FP8"),
-    ("kernels-fp8", "fp8-rmsnorm-group", "RMSNorm + 1x128"),
-    ("kernels-fp8", "fp8-silu-group", "SwiGLU + 1x128"),
-    ("rmsnorm-compiled", "rmsnorm", "RMSNorm + NVFP4"),
-)
+#: The ops of the second picture, and their labels.
+COMPARED = {
+    "fp8-tensor": "FP8, one scale",
+    "fp8-group": "FP8, 1x128",
+    "fp8-rmsnorm": "RMSNorm + FP8",
+    "fp8-rmsnorm-group": "RMSNorm + 1x128",
+    "fp8-silu-group": "SwiGLU + 1x128",
+    "rmsnorm": "RMSNorm + NVFP4",
+}
 
 
 class Bar(NamedTuple):
-    """One kernel: its share of the copy floor, and the best peer's share if one was timed."""
+    """One kernel: its share of the copy floor, and the best peer's on its GPU if one was timed."""
 
     label: str
     ours: float
@@ -57,15 +56,17 @@ def bars(results: Path) -> list[Bar]:
     """The kernels at 16384 x 7168 in bf16, as shares of the speed of a copy."""
     sections = summary.read(results)
     rows = {stem: rows_of(sections[stem]) for stem in ("kernels", "kernels-fp8")}
-    compiled = rows_of(sections["rmsnorm-compiled"])
+    beside = peer_rows(sections)
+    return [
+        Bar(label, rows[stem][op, M]["of_floor"], _peer_of_floor(beside, op, M))
+        for stem, op, label in SHOWN
+    ]
 
-    def bar(stem: str, op: str, label: str) -> Bar:
-        row = rows[stem][op, M]
-        floor = row["us"] * row["of_floor"]
-        peer = best_peer(rows[stem], op, M) or (op == "rmsnorm" and best_peer(compiled, op, M))
-        return Bar(label, row["of_floor"], floor / peer if peer else None)
 
-    return [bar(*shown) for shown in SHOWN]
+def _peer_of_floor(rows: Rows, op: str, m: int) -> float | None:
+    """The best peer's share of the copy floor; None: none was timed."""
+    row, peer = rows[op, m], best_peer(rows, op, m)
+    return float(row["of_floor"] * row["us"] / peer[0]) if peer else None
 
 
 def products(results: Path) -> tuple[float, list[tuple[str, float]]]:
@@ -151,18 +152,13 @@ def draw(results: Path, path: Path) -> None:
 
 def lines(results: Path) -> dict[str, dict[str, dict[int, float]]]:
     """For each label of `COMPARED`, "ours" and "peer": the share of the copy floor by M."""
-    sections, made = summary.read(results), {}
-    for section, op, label in COMPARED:
-        timed = rows_of(sections[section])
-        rows = {m: row for (name, m), row in timed.items() if name == op}
-        floors = {m: row["us"] * row["of_floor"] for m, row in rows.items()}
-        peer = {m: us for m in rows if (us := best_peer(timed, op, m)) is not None}
+    rows, made = peer_rows(summary.read(results)), {}
+    for op, label in COMPARED.items():
+        sizes = [m for name, m in rows if name == op]
+        peer = {m: share for m in sizes if (share := _peer_of_floor(rows, op, m)) is not None}
         if not peer:
-            raise KeyError(f"a peer's time of {op} in {section}")
-        made[label] = {
-            "ours": {m: row["of_floor"] for m, row in rows.items()},
-            "peer": {m: floors[m] / us for m, us in peer.items()},
-        }
+            raise KeyError(f"a peer's time of {op}")
+        made[label] = {"ours": {m: rows[op, m]["of_floor"] for m in sizes}, "peer": peer}
     return made
 
 

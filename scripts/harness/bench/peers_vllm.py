@@ -19,7 +19,10 @@ AMAX_EPS = 1e-10
 
 
 def load(library: Path | None = None) -> str:
-    """Loads vLLM's ops into ``torch.ops._C`` and returns the library's name.
+    """Loads vLLM's ops into ``torch.ops._C`` and returns vLLM's version.
+
+    The version is in the name of the wheel's ``vllm-*.dist-info`` beside the directory of the
+    library; without it the library's name is returned.
 
     Args:
         library: the path of `LIBRARY`; None: that of the vLLM that is installed.
@@ -34,7 +37,8 @@ def load(library: Path | None = None) -> str:
             raise ModuleNotFoundError("vllm is not installed", name="vllm")
         library = Path(spec.origin).parent / LIBRARY
     torch.ops.load_library(str(library))
-    return library.name
+    found = next(library.resolve().parents[1].glob("vllm-*.dist-info"), None)
+    return library.name if found is None else found.stem.removeprefix("vllm-")
 
 
 def _op(name: str) -> Any:

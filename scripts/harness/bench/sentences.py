@@ -1,4 +1,4 @@
-"""The numbers within sentences of README and docs, made from results/summary.json."""
+"""The numbers and GPUs within sentences of README and docs, made from results/summary.json."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from harness.bench import goals, summary
 from harness.bench.summary import Record
 
 Sections = dict[str, Record]
-M = 16384
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A part of a sentence whose numbers follow from the summary.
+    """A part of a sentence whose numbers and GPUs follow from the summary.
 
     Attributes:
         document: from the root of the repository.
-        text: as in the document, with ``{}`` for each number; line breaks do not matter.
-        numbers: the numbers as text.
+        text: as in the document, with ``{}`` for each of them; line breaks do not matter.
+        numbers: the numbers, and the GPUs as in "H100".
     """
 
     document: str
@@ -42,7 +41,7 @@ def updated(document: str, text: str, sections: Sections) -> str:
 
 def _updated(sentence: Sentence, text: str, sections: Sections) -> str:
     parts = [r"\s+".join(map(re.escape, part.split(" "))) for part in sentence.text.split("{}")]
-    found = re.search(r"(\d[\d.]*)".join(parts), text)
+    found = re.search(r"([A-Z]?\d[\d.]*)".join(parts), text)
     if found is None:
         raise LookupError(
             f"{sentence.document} lacks the sentence {sentence.text!r}; write it there, or adapt "
@@ -65,23 +64,26 @@ def _span(ratios: Iterable[float], form: str = ".2f") -> list[str]:
     return [format(min(values), form), format(max(values), form)]
 
 
-def _over_peer(section: str, op: str, form: str = ".1f") -> Callable[[Sections], list[str]]:
+def _over_peer(op: str, form: str = ".1f") -> Callable[[Sections], list[str]]:
     """How many times as fast as the best peer an op is with 16384 rows."""
-
-    def numbers(sections: Sections) -> list[str]:
-        rows = goals.rows_of(sections[section])
-        peer = goals.best_peer(rows, op, M)
-        if peer is None:
-            raise KeyError(f"a peer's time of {op}")
-        return [format(peer / rows[op, M]["us"], form)]
-
-    return numbers
+    return lambda sections: [
+        format(goals.OVER_PEER.of(goals.peer_rows(sections), op, goals.M), form)
+    ]
 
 
 def _peers(sections: Sections) -> list[str]:
-    rows = goals.rows_of(sections["kernels-fp8"])
-    peers = {op: goals.best_peer(rows, op, M) for op in goals.PEERS}
-    return _span(us / rows[op, M]["us"] for op, us in peers.items() if us)
+    rows = goals.peer_rows(sections)
+    timed = (op for op in goals.with_peers(rows) if goals.best_peer(rows, op, goals.M))
+    return _span(goals.OVER_PEER.of(rows, op, goals.M) for op in timed)
+
+
+def _gpu(section: Record) -> str:
+    return str(section["gpu"].removeprefix("NVIDIA ").split()[0])
+
+
+def _gpus(sections: Sections) -> list[str]:
+    """Where the best peers were timed, and that of the norm of NVFP4."""
+    return [_gpu(sections[name]) for name in ("kernels-fp8-peers", goals.norm_section(sections))]
 
 
 def _products(least: int, most: int, form: str = ".2f") -> Callable[[Sections], list[str]]:
@@ -106,8 +108,9 @@ def _peers_of_products(sections: Sections, rows: int) -> list[str]:
 
 
 def _compiled(sections: Sections) -> list[str]:
-    rows = goals.rows_of(sections["rmsnorm-compiled"]).values()
-    return _span((row["plain_us"] / row["us"] for row in rows), ".1f")
+    section = sections["rmsnorm-compiled"]
+    rows = goals.rows_of(section).values()
+    return [*_span((row["plain_us"] / row["us"] for row in rows), ".1f"), _gpu(section)]
 
 
 def _tensor_gsa(sections: Sections) -> list[str]:
@@ -120,27 +123,43 @@ def _host(sections: Sections) -> list[str]:
     return _span((ratio for row in rows for ratio in (row["ratio"], row["out_ratio"])), ".1f")
 
 
-_NORM_FP8 = _over_peer("kernels-fp8", "fp8-rmsnorm")
-_SWIGLU_FP8 = _over_peer("kernels-fp8", "fp8-silu-group")
-_NORM_NVFP4 = _over_peer("rmsnorm-compiled", "rmsnorm", ".0f")
+_NORM_FP8 = _over_peer("fp8-rmsnorm")
+_SWIGLU_FP8 = _over_peer("fp8-silu-group")
+_NORM_NVFP4 = _over_peer("rmsnorm", ".0f")
+
+
+def _norms(sections: Sections) -> list[str]:
+    fp8, nvfp4 = _gpus(sections)
+    return [*_NORM_FP8(sections), fp8, *_NORM_NVFP4(sections), nvfp4]
+
 
 SENTENCES = (
+    Sentence("README.md", "a copy on their own GPU, an {} (RMSNorm + NVFP4: an {});", _gpus),
     Sentence(
         "README.md",
-        "RMSNorm + FP8 is {} times as fast as the best peer that we timed, RMSNorm + NVFP4 {}",
-        lambda sections: [*_NORM_FP8(sections), *_NORM_NVFP4(sections)],
+        "RMSNorm + FP8 is {} times as fast as the best peer on an {}, RMSNorm + NVFP4 {} times on "
+        "an {}.",
+        _norms,
     ),
     Sentence("README.md", "are {} to {} times as fast as in bf16", _products(1, 16)),
     Sentence(
         "docs/status.md",
-        "RMSNorm + FP8 is {} times, SwiGLU + FP8 {} times and RMSNorm + NVFP4 {} times as fast",
-        lambda sections: [*_NORM_FP8(sections), *_SWIGLU_FP8(sections), *_NORM_NVFP4(sections)],
+        "SwiGLU + FP8 is {} times and RMSNorm + FP8 {} times as fast as the best peer on an {}, "
+        "RMSNorm + NVFP4 {} times on an {}.",
+        lambda sections: [*_SWIGLU_FP8(sections), *_norms(sections)],
     ),
     Sentence("docs/status.md", "{} to {} times bf16's speed up to 16 rows", _products(1, 16)),
     Sentence("docs/status.md", "{} to {} times with 32 to 128 rows", _products(32, 128)),
     Sentence("docs/status.md", "{} to {} times with more", _products(129, 1 << 30)),
-    Sentence("docs/performance.md", "are {} to {} times as fast as the best peer", _peers),
-    Sentence("docs/performance.md", "{} to {} times as fast as `torch.compile`", _compiled),
+    Sentence(
+        "docs/performance.md",
+        "beside jitquant in one run on an {}; for RMSNorm + NVFP4, torch.compile on an {}.",
+        _gpus,
+    ),
+    Sentence("docs/performance.md", "is {} to {} times as fast as the best peer", _peers),
+    Sentence(
+        "docs/performance.md", "{} to {} times as fast as `torch.compile` on an {}.", _compiled
+    ),
     Sentence("docs/performance.md", "{} and {} times the floor. The amax", _tensor_gsa),
     Sentence("docs/performance.md", "takes {} to {} times as long on the host", _host),
     Sentence(

@@ -154,26 +154,37 @@ def _origin(record: Record) -> Record:
 
 
 def _kernels(record: Record) -> Record:
-    """A row for each op, with a list over M of each quantity; the best of the peers if timed."""
+    """A row for each op, with a list over M of each quantity."""
+    return _by_size(record, ("us", "sustained_us", "of_floor", "plain_us"))
+
+
+def _peers(record: Record) -> Record:
+    """Each op beside the fastest of its peers, with its name, and the versions of all."""
+
+    def best(peers: Record, *keys: str) -> Record:
+        timed = ((us, name) for name, us in peers.items() if us is not None)
+        return dict(zip(keys, min(timed, default=(None, None)), strict=True))
+
+    rows = [
+        {
+            **row,
+            **best(row["peers"], "peer_us", "peer"),
+            **best(row["peers_behind"], "peer_behind_us", "peer_behind"),
+        }
+        for row in record["rows"]
+    ]
+    keys = ("us", "of_floor", "plain_us", "peer_us", "peer")
+    behind = ("behind_us", "peer_behind_us", "peer_behind")
+    return {"libraries": record["peers"], **_by_size({**record, "rows": rows}, (*keys, *behind))}
+
+
+def _by_size(record: Record, keys: Iterable[str]) -> Record:
     rows = record["rows"]
     sizes = sorted({row["m"] for row in rows})
-
-    def best_of(peers: Record) -> float | None:
-        return min((us for us in peers.values() if us is not None), default=None)
-
-    quantities: dict[str, Callable[[Record], float | None]] = {
-        "us": lambda row: row["us"],
-        "sustained_us": lambda row: row["sustained_us"],
-        "of_floor": lambda row: row["of_floor"],
-        "plain_us": lambda row: row["plain_us"],
-        "peer_us": lambda row: best_of(row["peers"]),
-        "behind_us": lambda row: row.get("behind_us"),
-        "peer_behind_us": lambda row: best_of(row.get("peers_behind", {})),
-    }
     made = []
     for op in dict.fromkeys(row["op"] for row in rows):
         by_size = {row["m"]: row for row in rows if row["op"] == op}
-        columns = {name: [of(by_size[m]) for m in sizes] for name, of in quantities.items()}
+        columns = {key: [by_size[m][key] for m in sizes] for key in keys}
         made.append({"op": op, **{k: v for k, v in columns.items() if set(v) != {None}}})
     return {"n": record["n"], "dtype": record["dtype"], "m": sizes, "rows": made}
 
@@ -220,6 +231,8 @@ SECTIONS: dict[str, Callable[[Record], Record]] = {
     "kernels-second": _kernels,
     "kernels-fp8": _kernels,
     "kernels-ragged": _kernels,
+    "kernels-peers": _peers,
+    "kernels-fp8-peers": _peers,
     "rmsnorm-compiled": _kernels,
     "shapes": _rows("op", "m", "n", "us", "floor_us", "compiled_us"),
     "sweep": _sweep,
