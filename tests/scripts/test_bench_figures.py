@@ -220,16 +220,11 @@ def test_numbers_in_sentences_follow(tmp_path: Path) -> None:
     assert "at 1.00 to 1.00 times bf16's speed" in (tmp_path / "docs" / "status.md").read_text()
 
 
-def test_a_library_that_the_newest_run_lacks_keeps_its_times() -> None:
+def test_products_beside_other_libraries_are_of_their_run() -> None:
     ours = {"n": 8, "k": 8, "rows": 1, "weight_only": 2.0}
     peers = {**ours, "weight_only": 9.0, "marlin": 3.0, "humming": 4.0}
-    more = {**ours, "rows": 64}
-    sections = {"linear": {"rows": [ours, more]}, "linear-peers": {"rows": [peers]}}
-    assert summary.products(sections) == [{**ours, "marlin": 3.0, "humming": 4.0}]
-    sections["linear"]["rows"] = [{**ours, "humming": 5.0}, {**more, "humming": 6.0}]
-    both = [{**ours, "humming": 5.0, "marlin": 3.0}, {**more, "humming": 6.0}]
-    assert summary.products(sections) == both
-    assert summary.other_run(sections) == ["marlin"]
+    sections = {"linear": {"rows": [ours]}, "linear-peers": {"rows": [peers, ours]}}
+    assert summary.products(sections) == [peers]
 
 
 def test_the_table_of_experts_names_the_routing_and_the_kernels(tmp_path: Path) -> None:
@@ -248,7 +243,7 @@ def test_the_table_of_experts_names_the_routing_and_the_kernels(tmp_path: Path) 
     ("section", "change", "said"),
     [
         ("linear", {"rows": []}, "the sentence 'are {} to {} times as fast as in bf16' needs"),
-        ("linear", {"rows": SECTIONS["linear"]["rows"][1:]}, "needs (8192, 8192, 1)"),
+        ("linear-peers", {"rows": SECTIONS["linear-peers"]["rows"][1:]}, "needs (8192, 8192, 1)"),
         ("kernels-fp8-peers", {"m": [1, 64]}, "needs ('fp8-rmsnorm', 16384)"),
         ("layers", {"rows": [{"name": "forward, backward"}]}, "the table 'layers' needs 'bf16'"),
         ("rmsnorm-compiled", {"rows": []}, "the sentence"),

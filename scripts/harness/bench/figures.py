@@ -174,10 +174,6 @@ def products(results: Path) -> list[str]:
     """`nvfp4_linear` beside cuBLAS, Marlin and humming."""
     sections = summary.read(results)
     keys = ("floor", "bf16", "weight_only", *summary.LIBRARIES)
-    origin = _origin(results, "linear")
-    if absent := summary.other_run(sections):
-        other = _origin(results, "linear-peers")[-1].strip("*")
-        origin.append(f"*Another run timed {' and '.join(absent)}: {other}*")
     return (
         _table(
             ("weight", "rows", "bytes", "bf16", "`nvfp4_linear`", "Marlin", "humming"),
@@ -191,7 +187,7 @@ def products(results: Path) -> list[str]:
                 if row["rows"] <= _FEW
             ),
         )
-        + origin
+        + _origin(results, "linear-peers")
     )
 
 

@@ -38,7 +38,7 @@ COMPARED = {
     "fp8-tensor": "FP8, one scale",
     "fp8-group": "FP8, 1x128",
     "fp8-rmsnorm": "RMSNorm + FP8",
-    "fp8-rmsnorm-group": "RMSNorm + 1x128",
+    "fp8-rmsnorm-residual-group": "add, norm + 1x128",
     "fp8-silu-group": "SwiGLU + 1x128",
     "rmsnorm": "RMSNorm + NVFP4",
 }

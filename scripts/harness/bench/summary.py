@@ -114,28 +114,13 @@ LIBRARIES = ("marlin", "humming")
 
 
 def products(sections: dict[str, Record]) -> list[Record]:
-    """The products that another library was timed on: our newest times beside theirs.
-
-    A library's times are of the same run if it timed the library, else of ``linear-peers``.
+    """The products that other libraries were timed on, in one run of one GPU: ``linear-peers``.
 
     Raises:
-        KeyError: there are no such times, or ours of the same products.
+        KeyError: there are no such times.
     """
-
-    def products_of(name: str) -> dict[tuple[int, int, int], Record]:
-        return {(row["n"], row["k"], row["rows"]): row for row in sections[name]["rows"]}
-
-    made = products_of("linear")
-    if absent := other_run(sections):
-        for key, row in products_of("linear-peers").items():
-            made[key] = {**made[key], **{name: row[name] for name in absent if name in row}}
-    return [row for row in made.values() if any(name in row for name in LIBRARIES)]
-
-
-def other_run(sections: dict[str, Record]) -> list[str]:
-    """The libraries that the run of ``linear`` did not time."""
-    rows = sections["linear"]["rows"]
-    return [name for name in LIBRARIES if not any(name in row for row in rows)]
+    rows: list[Record] = sections["linear-peers"]["rows"]
+    return [row for row in rows if any(name in row for name in LIBRARIES)]
 
 
 def _origin(record: Record) -> Record:
