@@ -174,21 +174,18 @@ def products(results: Path) -> list[str]:
     """`nvfp4_linear` beside cuBLAS, Marlin and humming."""
     sections = summary.read(results)
     keys = ("floor", "bf16", "weight_only", *summary.LIBRARIES)
-    return (
-        _table(
-            ("weight", "rows", "bytes", "bf16", "`nvfp4_linear`", "Marlin", "humming"),
+    return _table(
+        ("weight", "rows", "bytes", "bf16", "`nvfp4_linear`", "Marlin", "humming"),
+        (
             (
-                (
-                    f"{row['n']} x {row['k']}",
-                    str(row["rows"]),
-                    *(f"{row[key]:.1f}" if key in row else "" for key in keys),
-                )
-                for row in summary.products(sections)
-                if row["rows"] <= _FEW
-            ),
-        )
-        + _origin(results, "linear-peers")
-    )
+                f"{row['n']} x {row['k']}",
+                str(row["rows"]),
+                *(f"{row[key]:.1f}" if key in row else "" for key in keys),
+            )
+            for row in summary.products(sections)
+            if row["rows"] <= _FEW
+        ),
+    ) + _origin(results, "linear-peers")
 
 
 _FORMATS = {
