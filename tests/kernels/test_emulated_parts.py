@@ -38,6 +38,10 @@ def test_every_sample_by_its_part(
             samples[part].append(sample)
     assert len(samples) > 1
     assert len({part.name for part in samples}) == len(samples)
+    # Parts of another dtype come from the same sources, and take as long to compile.
+    of_one = {p: of for p, of in samples.items() if not p.name.startswith(("fp16", "fp32"))}
+    if len(of_one) > 1:
+        samples = of_one
     # The ways of the products that have parts of their own are Hopper's.
     device = HOPPER if op.module in ("nvfp4_linear", "nvfp4_experts") else 0
     for part, group in samples.items():
