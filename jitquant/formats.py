@@ -144,7 +144,8 @@ QUANTIZED_MAX: Final = {
 GROUP_SIZES: Final = (16, 32, 64, 128, 256)
 """Neighbors in a row that can share a scale."""
 
-BLOCK_SHAPES: Final = ((16, 16), (32, 32), (64, 64), (128, 128))
+BLOCK_SIDES: Final = (16, 32, 64, 128)
+BLOCK_SHAPES: Final = tuple((side, side) for side in BLOCK_SIDES)
 """Rows and columns of the tiles that can share a scale."""
 
 GROUP_EPS: Final = {"te": 1e-10, "deepgemm": 1e-4, "vllm": 1e-10}

@@ -17,6 +17,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils.dlpack import from_dlpack
 
 from jitquant.formats import (
+    CODES_PER_BYTE,
     FP4_DTYPE,
     INPUT_DTYPES,
     MHC_MAX,
@@ -356,10 +357,10 @@ def nvfp4_operand(
         raise ValueError(
             f"{name}: expected shape (..., P), or (P, N) with dim=0, got shape {shape_text(codes)}"
         )
-    if codes.shape[dim] == 0 or codes.shape[dim] % 8:
+    if codes.shape[dim] == 0 or codes.shape[dim] % (NVFP4_BLOCK // CODES_PER_BYTE):
         raise ValueError(
-            f"{name}: expected a multiple of 8 bytes ({NVFP4_BLOCK} codes) along the packed "
-            f"dimension, got shape {shape_text(codes)}"
+            f"{name}: expected a multiple of {NVFP4_BLOCK // CODES_PER_BYTE} bytes ({NVFP4_BLOCK} "
+            f"codes) along the packed dimension, got shape {shape_text(codes)}"
         )
     expected = fp4_scales_shape(codes.shape, scale_layout, dim)
     if tuple(scales.shape) != expected:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from jitquant.formats import BLOCK_SHAPES, GROUP_SIZES, QUANTIZED_MAX
+from jitquant.formats import BLOCK_SHAPES, BLOCK_SIDES, GROUP_SIZES, QUANTIZED_MAX
 from jitquant.ops import _checks
 
 
@@ -22,7 +22,7 @@ def group_size(size: int) -> None:
 
 def block_shape(rows: int, cols: int) -> None:
     """``block`` is one that there are kernels for."""
-    if rows != cols or rows not in (16, 32, 64, 128):
+    if rows != cols or rows not in BLOCK_SIDES:
         raise ValueError(
             f"block: expected one of {', '.join(map(str, BLOCK_SHAPES))}, got {(rows, cols)}. For "
             "blocks of one row call quantize_per_token_group"
