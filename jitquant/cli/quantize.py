@@ -75,6 +75,10 @@ def quantize(
         Rounding,
         typer.Option(help="How to round weights to NVFP4, from least to most accurate."),
     ] = Rounding.nearest,
+    scaling: Annotated[
+        str,
+        typer.Option(help="For mxfp4: how amaxes become scales: even, floor, ceil, rceil, ..."),
+    ] = "even",
     calibration: Annotated[
         Path | None,
         typer.Option(help="A file from Calibration.save: for gptq, --fp8-share and nvfp4."),
@@ -121,6 +125,7 @@ def quantize(
             ignore=ignore,
             **_families(fused_layers),
             rounding=rounding.value,
+            scaling=scaling,  # type: ignore[arg-type]  # it checks the name
             calibration=calibration,
             fp8_share=fp8_share,
             input_amax=_amaxes(input_amax),

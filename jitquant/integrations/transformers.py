@@ -25,7 +25,7 @@ from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import auto
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from jitquant.formats import COMPUTES, Compute, Select, one_of
+from jitquant.formats import COMPUTES, Compute, Mxfp4Scaling, Select, one_of
 from jitquant.nn import Conversion, load_compressed_tensors
 from jitquant.nn._calibration import Calibration
 from jitquant.nn._convert import LAYERS, LinearRecipe, Plan
@@ -46,7 +46,7 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     Attributes:
         recipe, targets, ignore, fused_layers, rounding, static_input_scales, fp8_share, compute,
-            input_select: as for `jitquant.nn.convert`.
+            input_select, scaling: as for `jitquant.nn.convert`.
         calibration: path of the file that ``calibrate(model, batches).save(path)`` wrote, or None.
     """
 
@@ -63,6 +63,7 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         fp8_share: float = 0.0,
         compute: Compute = "exact",
         input_select: Select = "none",
+        scaling: Mxfp4Scaling = "even",
         **_: Any,
     ) -> None:
         """The arguments of `jitquant.nn.convert`.
@@ -77,7 +78,7 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.fused_layers = [list(family) for family in as_families(fused_layers)]  # as JSON has it
         self.rounding, self.fp8_share = rounding, fp8_share
         self.static_input_scales = static_input_scales
-        self.compute, self.input_select = compute, input_select
+        self.compute, self.input_select, self.scaling = compute, input_select, scaling
         self.calibration = None if calibration is None else str(calibration)
         self.plan()  # before a model is read
 
@@ -100,6 +101,7 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
             fp8_share=self.fp8_share,
             compute=self.compute,
             input_select=self.input_select,
+            scaling=self.scaling,
         )
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from jitquant.formats import one_of
+from jitquant.formats import MXFP4_SCALINGS, Mxfp4Scaling, one_of
 from jitquant.nn._calibration import Calibration
 from jitquant.nn._checkpoint_folder import (
     alone,
@@ -46,6 +46,7 @@ def quantize_checkpoint(
     ignore: str | Sequence[str] | None = None,
     fused_layers: Sequence[Sequence[str]] = FUSED_LAYERS,
     rounding: WeightRounding = "nearest",
+    scaling: Mxfp4Scaling = "even",
     calibration: Calibration | str | PathLike[str] | None = None,
     fp8_share: float = 0.0,
     input_amax: float | Mapping[str, float] | None = None,
@@ -75,6 +76,8 @@ def quantize_checkpoint(
             experts of gpt-oss in MXFP4, as OpenAI published them, and all else as it is.
         targets, ignore, fused_layers: as for `convert`. Embeddings are never quantized.
         rounding: of weights to NVFP4, as for `convert`: "nearest", "4over6", "mse" or "gptq".
+        scaling: of weights to "mxfp4", as for `jitquant.quantize_mxfp4`. Experts that are in MXFP4
+            already keep their bytes.
         calibration: from `calibrate`, or a file from `Calibration.save`, with the names of the
             folder. Used for "gptq", which keeps layers that engines fuse in memory together, for
             ``fp8_share``, and for "nvfp4" instead of ``input_amax``.
@@ -106,7 +109,7 @@ def quantize_checkpoint(
         )
     if calibration is not None and not isinstance(calibration, Calibration):
         calibration = Calibration.load(calibration)
-    _check_accuracy(format, layout, rounding, calibration, fp8_share)
+    _check_accuracy(format, layout, rounding, scaling, calibration, fp8_share)
     if format == "nvfp4" and input_amax is None and calibration is None:
         raise ValueError(
             "input_amax: expected amaxes with format 'nvfp4', which quantizes activations by a "
@@ -124,13 +127,14 @@ def quantize_checkpoint(
     fused_layers = as_families(fused_layers)
     files = Source(source)
     known = {} if calibration is None else calibration.layers
-    work = Work(files, format, layout, where, rounding, known)
+    work = Work(files, format, layout, where, rounding, scaling, known)
     work.plan(targets, ignored, fused_layers, input_amax)
     partial = out.with_name(out.name + ".partial")
     what = {
         "format": format,
         "layout": layout,
         "rounding": rounding,
+        "scaling": scaling,
         "targets": targets if isinstance(targets, str) else list(targets),
         "ignore": None if ignored is None else list(ignored),
         "fused_layers": [list(family) for family in fused_layers],
@@ -189,9 +193,20 @@ def _usable(device: torch.device | str) -> torch.device:
 
 
 def _check_accuracy(
-    format: str, layout: str, rounding: str, calibration: Calibration | None, fp8_share: float
+    format: str,
+    layout: str,
+    rounding: str,
+    scaling: str,
+    calibration: Calibration | None,
+    fp8_share: float,
 ) -> None:
     one_of("rounding", rounding, WEIGHT_ROUNDINGS)
+    one_of("scaling", scaling, MXFP4_SCALINGS)
+    if scaling != "even" and format != "mxfp4":
+        raise ValueError(
+            f"scaling: expected 'even' with format {format!r}, got {scaling!r}. Other values are "
+            "for 'mxfp4'"
+        )
     if not 0 <= fp8_share <= 1:
         raise ValueError(f"fp8_share: expected a number from 0 to 1, such as 0.05, got {fp8_share}")
     for name, given, default in (("rounding", rounding, "nearest"), ("fp8_share", fp8_share, 0)):

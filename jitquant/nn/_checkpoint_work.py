@@ -11,7 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from jitquant.formats import CODES_PER_BYTE, INPUT_DTYPES, MXFP4_BLOCK, NVFP4_DIVISOR
+from jitquant.formats import (
+    CODES_PER_BYTE,
+    INPUT_DTYPES,
+    MXFP4_BLOCK,
+    NVFP4_DIVISOR,
+    Mxfp4Scaling,
+)
 from jitquant.loader.units import show_size
 from jitquant.nn._calibration import InputStatistics, lowest, output_sqnr
 from jitquant.nn._checkpoint_source import (
@@ -102,10 +108,12 @@ class Work:
         layout: str,
         device: torch.device,
         rounding: WeightRounding,
+        scaling: Mxfp4Scaling,
         calibration: Mapping[str, InputStatistics],
     ) -> None:
         self.source, self.layout, self.device = source, layout, device
         self.rounding: WeightRounding = rounding
+        self.scaling: Mxfp4Scaling = scaling
         self.calibration = calibration
         self.scheme: Scheme = SCHEMES[format]
         self.result = Checkpoint(Path(), format)
@@ -451,7 +459,7 @@ class Work:
         else:
             weight = self._values(name)
             gsa = self._gsa(name, weight) if scheme.has_gsa else None
-            parts = scheme.quantize(weight, gsa, self.rounding)
+            parts = scheme.quantize(weight, gsa, self.rounding, self.scaling)
         if name in self.amaxes:
             parts["input_global_scale"] = torch.tensor([NVFP4_DIVISOR / self.amaxes[name]])
         if self.layout == "modelopt":
@@ -476,7 +484,7 @@ class Work:
             matrix = Matrix(self.source.map[name], "stack", name, (rows, cols), expert)
             weight = self.source.values(matrix, self.device)
             self._amax_of(matrix, weight, "Get the file again")
-            parts = self.scheme.quantize(weight, None)
+            parts = self.scheme.quantize(weight, None, scaling=self.scaling)
             scales.append(parts["weight_scale"])
             groups = (1, *scales[-1].shape)
             yield f"{name}_blocks", parts["weight_packed"].view(*groups, -1)

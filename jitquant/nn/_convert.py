@@ -12,8 +12,10 @@ from jitquant.formats import (
     COMPUTES,
     INPUT_DTYPES,
     MXFP4_BLOCK,
+    MXFP4_SCALINGS,
     SELECTS,
     Compute,
+    Mxfp4Scaling,
     Select,
     one_of,
 )
@@ -160,6 +162,7 @@ def convert(
     fp8_share: float = 0.0,
     compute: Compute = "exact",
     input_select: Select = "none",
+    scaling: Mxfp4Scaling = "even",
 ) -> Conversion:
     """Replaces the linears and the experts of a model, in place.
 
@@ -217,6 +220,7 @@ def convert(
             more in FP8; experts stay exact. "fp8_loss" from `report` shows its cost.
         input_select: of `NVFP4Linear`, with recipe "nvfp4": "4over6_mse" and the like quantize
             inputs more accurately. Files do not have it, and experts do not use it.
+        scaling: of weights, with recipe "mxfp4", as for `jitquant.quantize_mxfp4`.
 
     Returns:
         What was replaced and what was not, including all parameters of the model; ``print`` it.
@@ -238,6 +242,7 @@ def convert(
         fp8_share=fp8_share,
         compute=compute,
         input_select=input_select,
+        scaling=scaling,
     )
     return plan.convert(model)
 
@@ -292,6 +297,7 @@ class Plan:
         fp8_share: float,
         compute: Compute,
         input_select: Select,
+        scaling: Mxfp4Scaling,
     ) -> None:
         self.kind: Kind
         self.how: dict[str, Any]
@@ -302,7 +308,7 @@ class Plan:
             (self.kind, self.how), self.recipe = LAYERS[recipe], recipe
         check_filter(filter)
         accuracy = (rounding, calibration, static_input_scales, fp8_share, compute, input_select)
-        check_arguments(self.recipe, *accuracy)
+        check_arguments(self.recipe, *accuracy, scaling)
         self.filter, self.targets = filter, targets
         self.ignored = None if ignore is None else as_patterns("ignore", ignore)
         self.fused_layers = as_families(fused_layers)
@@ -310,6 +316,7 @@ class Plan:
         self.known = {} if calibration is None else calibration.layers
         self.static_input_scales, self.fp8_share = static_input_scales, fp8_share
         self.compute, self.input_select = compute, input_select
+        self.scaling: Mxfp4Scaling = scaling
 
     @property
     def keeps_weights(self) -> bool:
@@ -381,7 +388,7 @@ class Plan:
         """The weights of linears, by their names; in NVFP4 they share a gsa, and an input gsa."""
         if self.kind is MXFP4Linear:
             return {
-                name: quantize_mxfp4(weight.detach().contiguous(), scaling="even")
+                name: quantize_mxfp4(weight.detach().contiguous(), scaling=self.scaling)
                 for name, weight in weights.items()
             }
         found = [self.known.get(name) for name in weights]
@@ -537,6 +544,7 @@ def check_arguments(
     fp8_share: float,
     compute: str,
     input_select: str,
+    scaling: str,
 ) -> None:
     """Checks that arguments of `convert` are compatible.
 
@@ -554,6 +562,12 @@ def check_arguments(
         raise ValueError(
             f"input_select: expected 'none' with recipe {recipe!r}, got {input_select!r}. Other "
             "values are for recipe 'nvfp4', which quantizes inputs"
+        )
+    one_of("scaling", scaling, MXFP4_SCALINGS)
+    if scaling != "even" and recipe != "mxfp4":
+        raise ValueError(
+            f"scaling: expected 'even' with recipe {recipe!r}, got {scaling!r}. Other values are "
+            "for recipe 'mxfp4'"
         )
     one_of("rounding", rounding, WEIGHT_ROUNDINGS)
     if calibration is not None and not isinstance(calibration, Calibration):

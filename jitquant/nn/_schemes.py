@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jitquant.formats import GROUP_EPS_MIN, MXFP4_BLOCK, NVFP4_BLOCK, ceil_div
+from jitquant.formats import GROUP_EPS_MIN, MXFP4_BLOCK, NVFP4_BLOCK, Mxfp4Scaling, ceil_div
 from jitquant.nn._compressed_tensors import (
     FP8_INPUTS,
     FP8_WEIGHTS,
@@ -48,8 +48,8 @@ class Scheme:
         weights, inputs: its arguments in config.json.
         columns: what K is a multiple of.
         layout: parts of a weight (N, K).
-        values: the parts of some rows of a weight on any device, by its gsa where it has one and by
-            the rounding, which is "nearest" elsewhere.
+        values: the parts of some rows of a weight on any device, by its gsa where it has one, by
+            the rounding, which is "nearest" elsewhere, and by the scaling of MXFP4.
         has_gsa: whether layers that engines fuse share a scale.
     """
 
@@ -58,11 +58,15 @@ class Scheme:
     inputs: Mapping[str, Any] | None
     columns: int
     layout: Callable[[int, int], Layout]
-    values: Callable[[Tensor, Tensor | None, WeightRounding], dict[str, Tensor]]
+    values: Callable[[Tensor, Tensor | None, WeightRounding, Mxfp4Scaling], dict[str, Tensor]]
     has_gsa: bool = False
 
     def quantize(
-        self, weight: Tensor, gsa: Tensor | None, rounding: WeightRounding = "nearest"
+        self,
+        weight: Tensor,
+        gsa: Tensor | None,
+        rounding: WeightRounding = "nearest",
+        scaling: Mxfp4Scaling = "even",
     ) -> dict[str, Tensor]:
         """All parts of a weight, on its device, a few rows at a time.
 
@@ -70,14 +74,15 @@ class Scheme:
             weight: (N, K), contiguous, bfloat16, float16 or float32.
             gsa: fp32 (1,), where the format has one.
             rounding: where the format has a gsa.
+            scaling: where the format is MXFP4.
         """
         elements = _ON_CPU if weight.device.type == "cpu" else _ON_GPU
         rows = max(_TILE, elements // weight.shape[1] // _TILE * _TILE)
         split = torch.split(weight, rows)
         if weight.device.type == "cpu":
-            parts = _side_by_side(lambda part: self.values(part, gsa, rounding), split)
+            parts = _side_by_side(lambda part: self.values(part, gsa, rounding, scaling), split)
         else:
-            parts = [self.values(part, gsa, rounding) for part in split]
+            parts = [self.values(part, gsa, rounding, scaling) for part in split]
         made = {name: torch.cat([p[name].view(torch.uint8) for p in parts]) for name in parts[0]}
         layout = self.layout(*weight.shape)
         made = {n: t.view(layout[n][0]).view(layout[n][1]) for n, t in made.items()}
@@ -112,7 +117,9 @@ def _nvfp4_layout(n: int, k: int) -> Layout:
     }
 
 
-def _nvfp4(weight: Tensor, gsa: Tensor | None, rounding: WeightRounding) -> dict[str, Tensor]:
+def _nvfp4(
+    weight: Tensor, gsa: Tensor | None, rounding: WeightRounding, *_: object
+) -> dict[str, Tensor]:
     assert gsa is not None
     q = with_gsa(weight, rounding, gsa)
     return {"weight_packed": q.x_fp4_bytes, "weight_scale": q.x_sf}
@@ -125,8 +132,8 @@ def _mxfp4_layout(n: int, k: int) -> Layout:
     }
 
 
-def _mxfp4(weight: Tensor, *_: object) -> dict[str, Tensor]:
-    codes, scales = quantize_mxfp4(weight, scaling="even")
+def _mxfp4(weight: Tensor, _: object, __: object, scaling: Mxfp4Scaling) -> dict[str, Tensor]:
+    codes, scales = quantize_mxfp4(weight, scaling=scaling)
     return {"weight_packed": codes.view(torch.uint8), "weight_scale": scales.view(torch.uint8)}
 
 

@@ -412,6 +412,19 @@ def test_layers_that_share_a_scale(tmp_path: Path) -> None:
         JitquantConfig(fused_layers=("q_proj", "k_proj"))  # type: ignore[arg-type]
 
 
+def test_scaling_of_what_is_loaded(folder: Path) -> None:
+    config = JitquantConfig("mxfp4", scaling="ceil")
+    assert JitquantConfig.from_dict(config.to_dict()).scaling == "ceil"
+    made = Auto.from_pretrained(folder, quantization_config=config, dtype=BF16)
+    want, even = (Auto.from_pretrained(folder, dtype=BF16) for _ in range(2))
+    convert(want, "mxfp4", scaling="ceil")
+    convert(even, "mxfp4")
+    assert torch.equal(logits(made), logits(want))
+    assert not torch.equal(logits(made), logits(even))
+    with pytest.raises(ValueError, match="scaling: expected 'even' with recipe 'nvfp4', got"):
+        JitquantConfig(scaling="ceil")
+
+
 @pytest.mark.parametrize(
     ("recipe", "how"),
     [

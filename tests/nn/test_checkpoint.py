@@ -20,6 +20,8 @@ from samples import randn
 from torch import Tensor, nn
 
 import jitquant
+from jitquant.cli import main
+from jitquant.formats import MXFP4_SCALINGS
 from jitquant.nn import (
     _checkpoint_folder,
     _checkpoint_work,
@@ -189,6 +191,35 @@ def test_a_weight_is_only_read(format: str) -> None:
     before = weight.clone()
     scheme.quantize(weight, torch.tensor([0.01]) if scheme.has_gsa else None)
     assert torch.equal(weight, before)
+
+
+def test_scalings_of_mxfp4(tmp_path: Path) -> None:
+    weight = randn(40, 96, seed=5)
+    weight[0, :32] *= 2.0**-127  # some scalings differ only here,
+    weight[1, :32] = -0.0  # and some only here
+    source = folder(tmp_path / "in", {"a.weight": weight}, 1)
+    seen = set()
+    for scaling in MXFP4_SCALINGS:
+        how: Any = {"format": "mxfp4", "scaling": scaling}
+        quantize_checkpoint(source, tmp_path / scaling, **how)
+        got = everything(tmp_path / scaling)
+        codes, scales = jitquant.quantize_mxfp4(weight, scaling=how["scaling"])
+        assert torch.equal(got["a.weight_packed"], codes.view(torch.uint8)), scaling
+        assert torch.equal(got["a.weight_scale"], scales.view(torch.uint8)), scaling
+        seen.add((tmp_path / scaling / "model.safetensors").read_bytes())
+    assert len(seen) == len(MXFP4_SCALINGS)
+    quantize_checkpoint(source, tmp_path / "default", format="mxfp4")
+    default, even = (tmp_path / name / "model.safetensors" for name in ("default", "even"))
+    assert default.read_bytes() == even.read_bytes()
+
+
+def test_scalings_are_for_mxfp4(tmp_path: Path) -> None:
+    says = "scaling: expected 'even' with format 'int8', got 'floor'. Other values are for 'mxfp4'"
+    with pytest.raises(ValueError, match=re.escape(says)):
+        quantize_checkpoint(tmp_path, tmp_path / "out", format="int8", scaling="floor")
+    how: Any = {"format": "mxfp4", "scaling": "up"}
+    with pytest.raises(ValueError, match=r"scaling: expected one of 'floor', .* got 'up'"):
+        quantize_checkpoint(tmp_path, tmp_path / "out", **how)
 
 
 def test_int8_is_that_of_compressed_tensors() -> None:
@@ -402,6 +433,17 @@ def test_the_layout_of_gpt_oss_is_refused_before_the_work(tmp_path: Path) -> Non
     refused("0.down_proj left out: its 48 columns are not a multiple of 32", odd)
 
 
+def test_scalings_in_the_layout_of_gpt_oss(tmp_path: Path) -> None:
+    source = of_gpt_oss(tmp_path / "in", 1)
+    how: dict[str, Any] = {"format": "mxfp4", "layout": "gpt-oss", "scaling": "ceil"}
+    quantize_checkpoint(source, tmp_path / "out", **how)
+    got, name = everything(tmp_path / "out"), "model.layers.1.mlp.experts.down_proj"
+    weight = everything(source)[name].transpose(1, 2).contiguous()
+    codes, scales = jitquant.quantize_mxfp4(weight, scaling="ceil")
+    assert torch.equal(got[f"{name}_blocks"].flatten(-2), codes.view(torch.uint8))
+    assert torch.equal(got[f"{name}_scales"], scales.view(torch.uint8))
+
+
 def test_a_killed_call_in_the_layout_of_gpt_oss_goes_on(tmp_path: Path) -> None:
     source = of_gpt_oss(tmp_path / "in")
     how: dict[str, Any] = {"format": "mxfp4", "layout": "gpt-oss", "device": "cpu"}
@@ -489,6 +531,12 @@ def test_a_killed_call_goes_on(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         quantize_checkpoint(source, tmp_path / "o", progress=kill)
     quantize_checkpoint(source, tmp_path / "o", format="int8", restart=True)
+    how: dict[str, Any] = {"format": "mxfp4", "scaling": "floor"}
+    with pytest.raises(Killed):
+        quantize_checkpoint(source, tmp_path / "m", progress=kill, **how)
+    with pytest.raises(FileExistsError, match=r"other arguments .*--restart"):
+        quantize_checkpoint(source, tmp_path / "m", format="mxfp4")
+    quantize_checkpoint(source, tmp_path / "m", **how)
 
 
 KILLED = """
@@ -931,6 +979,17 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "nvfp4a16" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_scaling_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weight = randn(40, 96)
+    source = folder(tmp_path / "in", {"a.weight": weight}, 1)
+    command = ["quantize", str(source), str(tmp_path / "out"), "--scaling"]
+    assert main([*command, "floor"]) == 1
+    assert "scaling: expected 'even' with format 'nvfp4a16'" in capsys.readouterr().err
+    assert main([*command, "floor", "--format", "mxfp4"]) == 0
+    _, scales = jitquant.quantize_mxfp4(weight, scaling="floor")
+    assert torch.equal(everything(tmp_path / "out")["a.weight_scale"], scales.view(torch.uint8))
 
 
 @pytest.mark.parametrize("text", ["{bad", "[1.0]", '{"a": "x"}', '{"a": null}'])

@@ -176,6 +176,19 @@ def test_a_converted_model_goes_to_files_and_back(tmp_path: Path) -> None:
     assert torch.equal(on_meta(x), model(x))
 
 
+def test_convert_takes_a_scaling() -> None:
+    model = nn.ModuleDict({"up": _linear()})
+    weight = model["up"].weight.detach().clone()
+    with pytest.raises(
+        ValueError, match="scaling: expected 'even' with recipe 'nvfp4', got 'ceil'"
+    ):
+        convert(model, "nvfp4", scaling="ceil")
+    convert(model, "mxfp4", scaling="ceil")
+    codes, scales = jitquant.quantize_mxfp4(weight, scaling="ceil")
+    assert torch.equal(model["up"].weight_packed, codes.view(torch.uint8))
+    assert torch.equal(model["up"].weight_scale, scales.view(torch.uint8))
+
+
 def test_compressed_tensors_reads_the_files(tmp_path: Path) -> None:
     """The library's own decompressor gives the layer's weight."""
     compressors = pytest.importorskip("compressed_tensors.compressors")
