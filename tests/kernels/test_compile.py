@@ -20,12 +20,15 @@ from jitquant.loader.request.plan import Request
 from jitquant.loader.request.sources import kernel_files
 from jitquant.loader.tools.inspect import build_of, kernels_of
 from jitquant.ops import KERNEL_OPS
+from jitquant.ops.schema import PARTS
 
 KERNELS = Path(__file__).parents[2] / "kernels_cu"
 FILES = kernel_files(KERNELS)
 SOURCES = [path.name for path in FILES.values()]
-BUILT = ("90a", "100a")
+BUILT = "90a"
 """What the loader compiles, links and loads every file for."""
+BUILT_IN_PART = "100a"
+"""What it compiles the kernels for bf16 for: those for other dtypes take each choice as 120a."""
 OTHERS = ("80", "120a")
 """Beside those, so that every choice of the preprocessor is compiled."""
 ALIKE = {"quantize_nvfp4.cu": ("86", "103a", "110a", "121a"), "quantize_block.cu": ("89",)}
@@ -124,7 +127,12 @@ def _loader(cache: Path) -> Loader:
 
 
 def _request(name: str) -> Request:
-    return Request(name, (f"{name}.cu",), archs=BUILT)
+    return Request(name, (f"{name}.cu",), archs=(BUILT,))
+
+
+def _request_in_part(name: str) -> Request:
+    flags = PARTS[torch.bfloat16].flags
+    return Request(name, (f"{name}.cu",), cuda_flags=flags, archs=(BUILT_IN_PART,))
 
 
 def _build(name: str, cache: Path) -> None:
@@ -132,6 +140,7 @@ def _build(name: str, cache: Path) -> None:
     loader, warnings = _loader(cache), []
     loader.reporter.warn = warnings.append  # type: ignore[method-assign]
     loader.ensure(_request(name))
+    loader.ensure(_request_in_part(name))
     assert not warnings, "\n".join(warnings)
 
 
@@ -190,7 +199,7 @@ def _arguments(schema: torch.FunctionSchema) -> tuple[list[object], dict[str, ob
 @pytest.mark.parametrize("name", MODULES)
 def test_the_loader_builds_and_loads(name: str, cache: Path, compiled: Callable[[], None]) -> None:
     compiled()
-    module = _loader(cache).get(name, [f"{name}.cu"], archs=BUILT)
+    module = _loader(cache).get(name, [f"{name}.cu"], archs=[BUILT])
     assert build_of(_loader(cache), _request(name)).entry.stable_abi
     lacking = [f for f in EXPORTS[name] if not hasattr(module, f)]
     assert not lacking, f"module {name} does not export {lacking}"
@@ -214,8 +223,9 @@ def test_the_loader_builds_and_loads(name: str, cache: Path, compiled: Callable[
 @pytest.mark.parametrize("name", MODULES)
 def test_no_spills_and_no_stack(name: str, cache: Path, compiled: Callable[[], None]) -> None:
     compiled()
-    kernels = kernels_of(build_of(_loader(cache), _request(name)))
-    assert {kernel.arch for kernel in kernels} == set(BUILT)
+    requests = (_request(name), _request_in_part(name))
+    kernels = [k for request in requests for k in kernels_of(build_of(_loader(cache), request))]
+    assert {kernel.arch for kernel in kernels} == {BUILT, BUILT_IN_PART}
     over = [
         f"{kernel.name} for {kernel.arch}: {spilled} bytes spilled, a stack of {kernel.stack}"
         for kernel in kernels
@@ -231,8 +241,8 @@ def test_a_part_has_the_kernels_of_its_dtype(
 ) -> None:
     compiled()
     whole = {kernel.name for kernel in kernels_of(build_of(_loader(cache), _request(name)))}
-    flags = ("-DJITQUANT_DTYPE=0",)
-    request = Request(name, (f"{name}.cu",), cuda_flags=flags, archs=BUILT[:1])
+    flags = PARTS[torch.bfloat16].flags
+    request = Request(name, (f"{name}.cu",), cuda_flags=flags, archs=(BUILT,))
     part = {kernel.name for kernel in kernels_of(_loader(tmp_path / "cache").ensure(request))}
     assert part == {kernel for kernel in whole if "Bf16" in kernel}
     assert 0 < len(part) < len(whole)
