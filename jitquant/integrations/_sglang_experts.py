@@ -114,17 +114,17 @@ def experts(
     factor = more.get("routed_scaling_factor")
     if factor is not None and not apart:
         weights = weights * factor
-    args = EXPERTS.args(
-        x=x,
-        gate_up_fp4=w1,
-        gate_up_sf=w1_scale,
-        gate_up_gsa=more["w1_global_scale"],
-        down_fp4=w2,
-        down_sf=w2_scale,
-        down_gsa=more["w2_global_scale"],
-        topk_ids=ids.contiguous(),
-        topk_weights=weights.contiguous(),
-        dtype=None,
-    )
-    y = EXPERTS.one_tensor(args, None)
+    arguments = {
+        "x": x,
+        "gate_up_fp4": w1,
+        "gate_up_sf": w1_scale,
+        "gate_up_gsa": more["w1_global_scale"],
+        "down_fp4": w2,
+        "down_sf": w2_scale,
+        "down_gsa": more["w2_global_scale"],
+        "topk_ids": ids.contiguous(),
+        "topk_weights": weights.contiguous(),
+        "dtype": None,
+    }
+    y = EXPERTS.one_tensor(arguments, None)
     return y.view(rows, k, -1) if apart else y

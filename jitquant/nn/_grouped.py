@@ -19,7 +19,6 @@ from jitquant.numerics.layout import unswizzle_128x4
 from jitquant.ops import _checks, _checks_memory
 from jitquant.ops.experts import GROUPED_LINEAR, MOST_EXPERTS
 from jitquant.ops.nvfp4 import dequantize_nvfp4
-from jitquant.ops.schema import in_order
 from jitquant.tensors.fp8 import QuantizedTensor
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
@@ -116,17 +115,19 @@ def _tiled_product(
     codes, scales, gsa = weights
     values = dequantize_nvfp4(x, torch.float16 if dtype == torch.float16 else torch.bfloat16)
     has_one = x_gsa.numel() == 1
-    args = GROUPED_LINEAR.args(
-        x=values,
-        w_fp4=codes,
-        w_sf=scales,
-        w_gsa=gsa * x_gsa if has_one else gsa,
-        offsets=offsets,
-        x_sf=None,
-        x_gsa=None,
-        dtype=dtype if has_one else torch.float32,
+    arguments = {
+        "x": values,
+        "w_fp4": codes,
+        "w_sf": scales,
+        "w_gsa": gsa * x_gsa if has_one else gsa,
+        "offsets": offsets,
+        "x_sf": None,
+        "x_gsa": None,
+        "dtype": dtype if has_one else torch.float32,
+    }
+    product = GROUPED_LINEAR.one_tensor(
+        arguments, out if has_one or dtype == torch.float32 else None
     )
-    product = GROUPED_LINEAR.one_tensor(args, out if has_one or dtype == torch.float32 else None)
     if has_one:
         return product
     of_rows = x_gsa.view(-1, 1)
@@ -151,17 +152,17 @@ def _nvfp4_grouped_mm(
 ) -> Tensor:
     rows, (groups, n, packed) = x_fp4.shape[0], w_fp4.shape
     if x_layout == w_layout == "linear" and _reads_as_stored(x_fp4.device, rows, groups):
-        args = GROUPED_LINEAR.args(
-            x=x_fp4,
-            w_fp4=w_fp4,
-            w_sf=w_sf,
-            w_gsa=w_gsa,
-            offsets=offsets,
-            x_sf=x_sf,
-            x_gsa=x_gsa,
-            dtype=dtype,
-        )
-        return GROUPED_LINEAR.one_tensor(args, out)
+        arguments = {
+            "x": x_fp4,
+            "w_fp4": w_fp4,
+            "w_sf": w_sf,
+            "w_gsa": w_gsa,
+            "offsets": offsets,
+            "x_sf": x_sf,
+            "x_gsa": x_gsa,
+            "dtype": dtype,
+        }
+        return GROUPED_LINEAR.one_tensor(arguments, out)
     _check_memory(out, (x_fp4, x_sf, x_gsa), (w_fp4, w_sf, w_gsa), offsets)
     # Codes times block scales are exact in bf16; the gsas follow after the sum.
     one = torch.ones(1, dtype=torch.float32, device=x_fp4.device)
@@ -275,8 +276,12 @@ def _registered(
         op(*given, out.dtype, out)
 
     names = [a.name for a in torch._C.parse_schema(f"{name}({operands}) -> ()").arguments]
+
+    def in_order(**operands: Any) -> tuple[Any, ...]:
+        return tuple(operands[name] for name in names)
+
     return (
-        in_order(names)[0],
+        in_order,
         register(f"{name}({operands}, ScalarType dtype) -> Tensor", op, fake),
         register(f"{name}_out({operands}, Tensor(a!) out) -> ()", into, lambda *_: None),
     )

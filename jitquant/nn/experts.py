@@ -390,19 +390,19 @@ class NVFP4Experts(Experts, QuantizedModule):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """As `Experts`, or by `jitquant.nvfp4_experts`."""
         if self._is_one_op(hidden_states, top_k_index, top_k_weights):
-            args = EXPERTS.args(
-                x=hidden_states.contiguous(),
-                gate_up_fp4=self.get_buffer("gate_up_proj_packed"),
-                gate_up_sf=self.get_buffer("gate_up_proj_scale"),
-                gate_up_gsa=self.get_buffer("gate_up_proj_gsa"),
-                down_fp4=self.get_buffer("down_proj_packed"),
-                down_sf=self.get_buffer("down_proj_scale"),
-                down_gsa=self.get_buffer("down_proj_gsa"),
-                topk_ids=top_k_index.contiguous(),
-                topk_weights=top_k_weights.contiguous(),
-                dtype=None,
-            )
-            return EXPERTS.one_tensor(args, None)
+            arguments = {
+                "x": hidden_states.contiguous(),
+                "gate_up_fp4": self.get_buffer("gate_up_proj_packed"),
+                "gate_up_sf": self.get_buffer("gate_up_proj_scale"),
+                "gate_up_gsa": self.get_buffer("gate_up_proj_gsa"),
+                "down_fp4": self.get_buffer("down_proj_packed"),
+                "down_sf": self.get_buffer("down_proj_scale"),
+                "down_gsa": self.get_buffer("down_proj_gsa"),
+                "topk_ids": top_k_index.contiguous(),
+                "topk_weights": top_k_weights.contiguous(),
+                "dtype": None,
+            }
+            return EXPERTS.one_tensor(arguments, None)
         return super().forward(hidden_states, top_k_index, top_k_weights)
 
     def _is_one_op(self, x: Tensor, index: Tensor, weights: Tensor) -> bool:

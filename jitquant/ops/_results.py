@@ -18,7 +18,11 @@ from jitquant.tensors import QuantizedTensor
 MAKER = "QuantizedTensor.empty(shape, ...)"
 """The call that makes buffers for a quantized tensor, as an error says it."""
 
-BUFFERS: dict[str, Any] = {"maker": MAKER, "rows_apart": True}
+BUFFERS: dict[str, Any] = {
+    "maker": MAKER,
+    "rows_apart": True,
+    "attributes": {"scale_inv": "stored_scales", "scale_inv_t": "stored_scales_t"},
+}
 """What an op has whose results are such a tensor."""
 
 
@@ -52,9 +56,9 @@ def quantized(
         halved: whether the result has half as many columns as the input.
     """
     if out is None:
-        results = op.direct_named(arguments)
+        results = op.direct(arguments)
         if results is NotImplemented:
-            results = op.dispatched(op.tensors(op.ordered(arguments)))
+            results = op.dispatched(op.tensors(arguments))
         described: Any = form.values()  # in the order of the container
         return QuantizedTensor(
             results[0],
@@ -66,9 +70,9 @@ def quantized(
     dtype = arguments["dtype"]
     if not (
         _fits(out, form, dtype, amax, op.inv_rms)
-        and op.direct_named(arguments, _buffers(op, out)) is None
+        and op.direct(arguments, op.buffers_of(out)) is None
     ):
-        tensors = op.tensors(op.ordered(arguments))
+        tensors = op.tensors(arguments)
         shape = tuple(tensors[0].shape)
         if halved and shape:
             shape = (*shape[:-1], shape[-1] // 2)
@@ -82,26 +86,18 @@ def left_alone(
     op: Op, arguments: Mapping[str, Any], form: Form, *, halved: bool = False
 ) -> QuantizedTensor:
     """A call that writes only the rows that are counted, into new buffers."""
-    tensors = dict(zip(op.names, op.tensors(op.ordered(arguments)), strict=True))
+    tensors = dict(zip(op.names, op.tensors(arguments), strict=True))
     plan = op.plan(**tensors)
     data, scales = (torch.empty(r.shape, dtype=r.dtype, device=plan.device) for r in plan.results)
     out = QuantizedTensor(data, scales, None, None, **form)
     return quantized(op, tensors, form, out, halved=halved)
 
 
-def _buffers(op: Op, out: QuantizedTensor) -> tuple[Any, ...]:
-    """The buffers of ``out``, in the order of the op's results; None for one without elements."""
-    buffers: tuple[Any, ...] = (out.data, out.stored_scales)
-    if "amax" in op.results:
-        buffers = (*buffers, out.amax)
-    return (*buffers, out.inv_rms) if op.inv_rms else buffers
-
-
 def _all_buffers(op: Op, out: QuantizedTensor) -> tuple[Any, ...]:
-    """As `_buffers`, with a tensor for each: the dispatcher takes no None."""
+    """The buffers of ``out``, with a tensor for each: the dispatcher takes no None."""
     return tuple(
         torch.empty(0, dtype=torch.float32, device=out.data.device) if buffer is None else buffer
-        for buffer in _buffers(op, out)
+        for buffer in op.buffers_of(out)
     )
 
 
@@ -190,9 +186,9 @@ def quantized_both(
 ) -> tuple[QuantizedTensor, QuantizedTensor]:
     """A call of an op that quantizes a matrix and its transpose."""
     if out is None:
-        results = op.direct_named(arguments)
+        results = op.direct(arguments)
         if results is NotImplemented:
-            results = op.dispatched(op.tensors(op.ordered(arguments)))
+            results = op.dispatched(op.tensors(arguments))
         data, scales, data_t, scales_t = results
         described: Any = form.values()  # in the order of the container
         return (
@@ -206,13 +202,13 @@ def quantized_both(
     if not (
         _fits(first, form, dtype, False, False)
         and _fits(second, form, dtype, False, False)
-        and op.direct_named(arguments, (*_buffers(op, first), *_buffers(op, second))) is None
+        and op.direct(arguments, op.buffers_of(out)) is None
     ):
-        tensors = op.tensors(op.ordered(arguments))
+        tensors = op.tensors(arguments)
         shape = tuple(tensors[0].shape)
         _check_buffers(op, first, "out[0]", form, shape, dtype, False)
         _check_buffers(op, second, "out[1]", form, shape[::-1], dtype, False)
-        op.dispatched(tensors, (*_buffers(op, first), *_buffers(op, second)))
+        op.dispatched(tensors, op.buffers_of(out))
     for q in out:
         q.recipe = form["recipe"]
     return out

@@ -9,9 +9,8 @@ read back, and it can be captured where the backend can be (NCCL).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,27 +110,34 @@ def amax_over(
         x, granularity, keep_nan, run, activate: as in `jitquant.numerics.amax.amax`.
         out: float32 to write to.
     """
-    args = AMAX.args(x=x, granularity=granularity, keep_nan=keep_nan, run=run, activate=activate)
-    return max_over(AMAX.one_tensor(args, out), process_group)
+    arguments = {
+        "x": x,
+        "granularity": granularity,
+        "keep_nan": keep_nan,
+        "run": run,
+        "activate": activate,
+    }
+    return max_over(AMAX.one_tensor(arguments, out), process_group)
 
 
 def norm_amax_over(
-    process_group: ProcessGroup, op: Op, args: Sequence[Any], inv_rms: Tensor | None
+    process_group: ProcessGroup, op: Op, arguments: Mapping[str, Any], inv_rms: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The maxima of a norm over a group, and inv_rms, in the buffer that there may be for it.
 
     Args:
         process_group: the ranks.
         op: the first half.
-        args: all of its arguments, in its order.
+        arguments: its arguments by name, and others.
         inv_rms: a buffer, or None.
     """
     if inv_rms is None:
-        amax, inv_rms = op.made(args)
+        amax, inv_rms = op.made(arguments)
     else:
-        tensors = op.tensors(args)
+        tensors = op.tensors(arguments)
         amax = torch.empty(MAX_PARTIALS, dtype=torch.float32, device=tensors[0].device)
-        if op.direct(tensors, SimpleNamespace(amax=amax, inv_rms=inv_rms)) is NotImplemented:
+        seen = dict(zip(op.names, tensors, strict=True))
+        if op.direct(seen, (amax, inv_rms)) is NotImplemented:
             op.dispatched(tensors, (amax, inv_rms))
     assert inv_rms is not None
     return max_over(amax, process_group), inv_rms

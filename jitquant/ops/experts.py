@@ -296,17 +296,17 @@ def nvfp4_grouped_linear(
     )
     if dtype is None and x_sf is None:
         dtype = values.dtype
-    args = GROUPED_LINEAR.args(
-        x=values,
-        w_fp4=weight.x_fp4,
-        w_sf=weight.x_sf,
-        w_gsa=weight.gsa,
-        offsets=_checks.ends_of(_checks.seen_as_tensor(offsets, "offsets"), weight.shape[0]),
-        x_sf=x_sf,
-        x_gsa=x_gsa,
-        dtype=dtype,
-    )
-    return GROUPED_LINEAR.one_tensor(args, out)
+    arguments = {
+        "x": values,
+        "w_fp4": weight.x_fp4,
+        "w_sf": weight.x_sf,
+        "w_gsa": weight.gsa,
+        "offsets": _checks.ends_of(_checks.seen_as_tensor(offsets, "offsets"), weight.shape[0]),
+        "x_sf": x_sf,
+        "x_gsa": x_gsa,
+        "dtype": dtype,
+    }
+    return GROUPED_LINEAR.one_tensor(arguments, out)
 
 
 def nvfp4_experts(
@@ -359,16 +359,16 @@ def nvfp4_experts(
     _check_weight(down, "down")
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
-    args = EXPERTS.args(
-        x=x,
-        gate_up_fp4=gate_up.x_fp4,
-        gate_up_sf=gate_up.x_sf,
-        gate_up_gsa=gate_up.gsa,
-        down_fp4=down.x_fp4,
-        down_sf=down.x_sf,
-        down_gsa=down.gsa,
-        topk_ids=topk_ids,
-        topk_weights=topk_weights,
-        dtype=dtype,
-    )
-    return EXPERTS.one_tensor(args, out)
+    arguments = {
+        "x": x,
+        "gate_up_fp4": gate_up.x_fp4,
+        "gate_up_sf": gate_up.x_sf,
+        "gate_up_gsa": gate_up.gsa,
+        "down_fp4": down.x_fp4,
+        "down_sf": down.x_sf,
+        "down_gsa": down.gsa,
+        "topk_ids": topk_ids,
+        "topk_weights": topk_weights,
+        "dtype": dtype,
+    }
+    return EXPERTS.one_tensor(arguments, out)

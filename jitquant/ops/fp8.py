@@ -519,15 +519,15 @@ def dequantize(
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
     block_rows, block_cols = q.block
-    args = DEQUANTIZE.args(
-        data=q.data,
-        scale_inv=q.stored_scales,
-        block_rows=block_rows,
-        block_cols=block_cols,
-        scale_layout=q.layout,
-        dtype=dtype,
-    )
-    return DEQUANTIZE.one_tensor(args, out)
+    arguments = {
+        "data": q.data,
+        "scale_inv": q.stored_scales,
+        "block_rows": block_rows,
+        "block_cols": block_cols,
+        "scale_layout": q.layout,
+        "dtype": dtype,
+    }
+    return DEQUANTIZE.one_tensor(arguments, out)
 
 
 _FORMS = {

@@ -246,7 +246,7 @@ def _compose_fp8(
     rows = x.reshape(-1, k).contiguous()
     if rows.shape[0] == 0:
         return (torch.empty(shape, dtype=dtype, device=x.device) if out is None else out,)
-    data, scale_inv = REFOLD.made((w_fp4, w_sf, w_gsa))
+    data, scale_inv = REFOLD.made({"w_fp4": w_fp4, "w_sf": w_sf, "w_gsa": w_gsa})
     scales = x_scale_inv.reshape(-1, 1).expand(rows.shape[0], 1).contiguous()
     operands = rows, data.t(), scales, scale_inv.view(1, n)
     more: dict[str, Any] = {
@@ -422,17 +422,17 @@ def nvfp4_linear(
         dtype = x.dtype
     if compute == "fp8":
         data, scale_inv = _fp8_operand(x)
-        args = LINEAR_FP8.args(
-            x=data,
-            x_scale_inv=scale_inv,
-            w_fp4=weight.x_fp4,
-            w_sf=weight.x_sf,
-            w_gsa=weight.gsa,
-            bias=bias,
-            residual=residual,
-            dtype=dtype,
-        )
-        return LINEAR_FP8.one_tensor(args, out)
+        arguments = {
+            "x": data,
+            "x_scale_inv": scale_inv,
+            "w_fp4": weight.x_fp4,
+            "w_sf": weight.x_sf,
+            "w_gsa": weight.gsa,
+            "bias": bias,
+            "residual": residual,
+            "dtype": dtype,
+        }
+        return LINEAR_FP8.one_tensor(arguments, out)
     if isinstance(x, QuantizedTensor):
         raise TypeError(
             f"x: expected compute='fp8' with a QuantizedTensor of format {x.format!r}, got "
@@ -441,18 +441,18 @@ def nvfp4_linear(
     values, x_sf, x_gsa = (
         (x.x_fp4, x.x_sf, x.gsa) if isinstance(x, NVFP4Tensor) else (x, None, None)
     )
-    args = LINEAR.args(
-        x=values,
-        w_fp4=weight.x_fp4,
-        w_sf=weight.x_sf,
-        w_gsa=weight.gsa,
-        x_sf=x_sf,
-        x_gsa=x_gsa,
-        bias=bias,
-        residual=residual,
-        dtype=dtype,
-    )
-    return LINEAR.one_tensor(args, out)
+    arguments = {
+        "x": values,
+        "w_fp4": weight.x_fp4,
+        "w_sf": weight.x_sf,
+        "w_gsa": weight.gsa,
+        "x_sf": x_sf,
+        "x_gsa": x_gsa,
+        "bias": bias,
+        "residual": residual,
+        "dtype": dtype,
+    }
+    return LINEAR.one_tensor(arguments, out)
 
 
 def _fp8_operand(x: Tensor | NVFP4Tensor | QuantizedTensor) -> tuple[Tensor, Tensor]:

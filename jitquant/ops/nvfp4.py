@@ -340,7 +340,7 @@ def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR, *, out: Tensor | None = 
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return AMAX_GSA.one_tensor((x, divisor), out)
+    return AMAX_GSA.one_tensor({"x": x, "divisor": divisor}, out)
 
 
 def quantize_nvfp4(
@@ -419,12 +419,13 @@ def quantize_nvfp4(
             process_group,
             out,
         )
-    for name, given in (("signs", signs), ("rng_state", rng_state), ("random_bytes", random_bytes)):
-        if given is not None:
-            raise ValueError(
-                f"{name}: expected None without a recipe that takes it, got a tensor. Pass rotate= "
-                "with signs, and rounding='stochastic' with the others"
-            )
+    if signs is not None or rng_state is not None or random_bytes is not None:
+        named = {"signs": signs, "rng_state": rng_state, "random_bytes": random_bytes}
+        name = next(name for name, given in named.items() if given is not None)
+        raise ValueError(
+            f"{name}: expected None without a recipe that takes it, got a tensor. Pass rotate= "
+            "with signs, and rounding='stochastic' with the others"
+        )
     return quantized(
         QUANTIZE,
         {
@@ -579,16 +580,16 @@ def _dequantize_parts(
     if not isinstance(gsa, Tensor) or gsa.dim() != 1:
         gsa = _checks.seen_as_tensor(gsa, "gsa")
         gsa = _checks.flat_gsa(gsa) if isinstance(gsa, Tensor) else gsa
-    args = DEQUANTIZE.args(
-        x_fp4=x_fp4,
-        x_sf=x_sf,
-        gsa=gsa,
-        cols=cols,
-        dim=dim,
-        scale_layout=scale_layout,
-        dtype=dtype,
-    )
-    return DEQUANTIZE.one_tensor(args, out)
+    arguments = {
+        "x_fp4": x_fp4,
+        "x_sf": x_sf,
+        "gsa": gsa,
+        "cols": cols,
+        "dim": dim,
+        "scale_layout": scale_layout,
+        "dtype": dtype,
+    }
+    return DEQUANTIZE.one_tensor(arguments, out)
 
 
 def quantized(
@@ -655,7 +656,7 @@ def _by_recipe(
     given = _checks.as_gsa(gsa)
     arguments["from_gsa"] = given is not None
     if given is None:
-        amax = recipes.ROTATED_AMAX.made(recipes.ROTATED_AMAX.ordered(arguments))[0]
+        amax = recipes.ROTATED_AMAX.made(arguments)[0]
         if process_group is not None:
             _sharded.max_over(amax, process_group)
     else:
@@ -694,9 +695,9 @@ def _call(
     number = gsa is None and arguments.get("gsa_value") is not None
     granularity = "tensor" if number else arguments["granularity"]
     if out is None:
-        results = op.direct_named(arguments)
+        results = op.direct(arguments)
         if results is NotImplemented:
-            tensors = op.tensors(op.ordered(arguments))
+            tensors = op.tensors(arguments)
             results = op.dispatched(tensors)
             arguments[source.of] = tensors[0]  # perhaps an array of another library before
         return NVFP4Tensor(
@@ -720,9 +721,9 @@ def _call(
         and x.dim()
         and out.cols == (x.size(dim) if cols is None else cols)
         and (out.inv_rms is None or op.inv_rms)
-        and op.direct_named(arguments, _buffers(op, out)) is None
+        and op.direct(arguments, op.buffers_of(out)) is None
     ):
-        tensors = op.tensors(op.ordered(arguments))
+        tensors = op.tensors(arguments)
         shape = tensors[0].shape
         if dim == -1:
             size = shape[-1] if cols is None and shape else cols
@@ -732,19 +733,11 @@ def _call(
             form["granularity"] = granularity
         parts = {"inv_rms": op.inv_rms}
         check_form(op, out, "out", NVFP4Tensor, ("x_fp4", "x_sf"), form, parts)
-        op.dispatched(tensors, _buffers(op, out))
+        op.dispatched(tensors, op.buffers_of(out))
     out.recipe = arguments["recipe"]
     if gsa is not None:
         out.gsa, out.granularity = gsa, granularity
     return out
-
-
-def _buffers(op: Op, out: QuantizedActivation) -> tuple[Any, ...]:
-    """The buffers of ``out``, in the order of the op's results."""
-    buffers: tuple[Any, ...] = (out.x_fp4, out.x_sf)
-    if "gsa" in op.results:
-        buffers = (*buffers, out.gsa)
-    return (*buffers, out.inv_rms) if op.inv_rms else buffers
 
 
 def _amax_over(process_group: ProcessGroup, source: Source, arguments: dict[str, Any]) -> Tensor:
@@ -779,7 +772,7 @@ def _norm_over(
     amax, inv_rms = _sharded.norm_amax_over(
         process_group,
         family.amax,
-        family.amax.ordered(arguments),
+        arguments,
         None if out is None else out.inv_rms,
     )
     if arguments.get("residual") is not None:

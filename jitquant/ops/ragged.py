@@ -237,6 +237,7 @@ QUANTIZE_NVFP4 = Op(
     accepts={"x": INPUT, **_SEGMENTS, "scale": FP32},
     choices={"recipe": RECIPES},
     maker=_MAKER,
+    attributes={"x_fp4": "data", "x_sf": "block_scales", "gsa": "scale_inv"},
 )
 QUANTIZE_MXFP8 = Op(
     "quantize_ragged_mxfp8",
@@ -497,25 +498,25 @@ def dequantize_ragged(
         dtype = out.dtype
     common: Any = {"offsets": q.offsets, "sizes": q.sizes, "dtype": dtype}
     if q.format == "mxfp8":
-        args = DEQUANTIZE_MXFP8.args(data=q.data, block_scales=q.block_scales, **common)
-        return DEQUANTIZE_MXFP8.one_tensor(args, out)
+        arguments = {"data": q.data, "block_scales": q.block_scales, **common}
+        return DEQUANTIZE_MXFP8.one_tensor(arguments, out)
     if q.format != "nvfp4":
-        args = DEQUANTIZE_FP8.args(data=q.data, scale_inv=q.scale_inv, **common)
-        return DEQUANTIZE_FP8.one_tensor(args, out)
-    args = DEQUANTIZE_NVFP4.args(
-        x_fp4=q.data,
-        x_sf=q.block_scales,
-        gsa=q.scale_inv,
-        numel=_checks.row_count(q.shape),
-        row_size=numerics.row_of(q.shape),
+        arguments = {"data": q.data, "scale_inv": q.scale_inv, **common}
+        return DEQUANTIZE_FP8.one_tensor(arguments, out)
+    arguments = {
+        "x_fp4": q.data,
+        "x_sf": q.block_scales,
+        "gsa": q.scale_inv,
+        "numel": _checks.row_count(q.shape),
+        "row_size": numerics.row_of(q.shape),
         **common,
-    )
+    }
     if out is None:
-        return DEQUANTIZE_NVFP4.one_tensor(args, None).reshape(q.shape)
+        return DEQUANTIZE_NVFP4.one_tensor(arguments, None).reshape(q.shape)
     _checks.tensor_out(out)
     wanted = torch.bfloat16 if dtype is None else dtype
     _checks.out_tensor(out, "out", tuple(q.shape), wanted, q.data.device)
-    DEQUANTIZE_NVFP4.one_tensor(args, out.view(-1))
+    DEQUANTIZE_NVFP4.one_tensor(arguments, out.view(-1))
     return out
 
 
@@ -551,16 +552,6 @@ def _over(
     return out
 
 
-_OF_FP8 = ("data", "scale_inv", "amax")
-_PARTS = {
-    QUANTIZE_FP8: _OF_FP8,
-    QUANTIZE_GRAD_FP8: (*_OF_FP8, "dbias"),
-    QUANTIZE_NVFP4: ("data", "block_scales", "scale_inv", "amax"),
-    QUANTIZE_MXFP8: ("data", "block_scales"),
-}
-"""The parts of a container that the results of an op are."""
-
-
 def _quantized(
     op: Op,
     out: QuantizedRaggedTensor | None,
@@ -580,16 +571,16 @@ def _quantized(
         recipe: of the result.
         dbias: whether the result has bias gradients.
     """
-    x, names = arguments[op.names[0]], _PARTS[op]
+    x = arguments[op.names[0]]
     offsets, sizes = arguments["offsets"], arguments["sizes"]
     if out is None:
-        results = op.direct_named(arguments)
+        results = op.direct(arguments)
         if results is NotImplemented:
-            tensors = op.tensors(op.ordered(arguments))
+            tensors = op.tensors(arguments)
             results, x = op.dispatched(tensors), tensors[0]
             seen = dict(zip(op.names, tensors, strict=True))
             offsets, sizes = seen["offsets"], seen["sizes"]
-        parts = dict(zip(names, results, strict=True))
+        parts = dict(zip(op.parts, results, strict=True))
         if not dbias:
             parts.pop("dbias", None)
         return QuantizedRaggedTensor(
@@ -608,21 +599,21 @@ def _quantized(
         and out.shape == tuple(x.shape)
         and (out.block_scales is not None) == has_block_scales
         and (out.dbias is not None) == dbias
-        and op.direct_named(arguments, [getattr(out, name) for name in names]) is None
+        and op.direct(arguments, op.buffers_of(out)) is None
     ):
-        tensors = op.tensors(op.ordered(arguments))
-        _check_buffers(out, names, format, tuple(tensors[0].shape), has_block_scales, dbias)
-        op.dispatched(tensors, _buffers(out, names, tensors[0]))
+        tensors = op.tensors(arguments)
+        _check_buffers(out, op.parts, format, tuple(tensors[0].shape), has_block_scales, dbias)
+        op.dispatched(tensors, _buffers(op, out, tensors[0]))
         seen = dict(zip(op.names, tensors, strict=True))
         offsets, sizes = seen["offsets"], seen["sizes"]
     out.offsets, out.sizes, out.recipe = offsets, sizes, recipe
     return out
 
 
-def _buffers(out: QuantizedRaggedTensor, names: tuple[str, ...], x: Tensor) -> list[Any]:
-    """The buffers of ``out``, in the order of the op's results; the dispatcher takes no None."""
-    buffers = [getattr(out, name) for name in names]
-    if "dbias" in names and out.dbias is None:
+def _buffers(op: Op, out: QuantizedRaggedTensor, x: Tensor) -> list[Any]:
+    """The buffers of ``out``, with a tensor for each: the dispatcher takes no None."""
+    buffers = list(op.buffers_of(out))
+    if "dbias" in op.parts and out.dbias is None:
         buffers[-1] = torch.empty((0, *x.shape[-1:]), dtype=torch.float32, device=x.device)
     return buffers
 

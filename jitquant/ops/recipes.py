@@ -452,21 +452,20 @@ def quantize_nvfp4_both(
         "from_gsa_t": None,
     }
     if gsa is None:
-        amax = BOTH_AMAX.made(BOTH_AMAX.ordered(arguments))[0]
+        amax = BOTH_AMAX.made(arguments)[0]
         if process_group is not None:
             _sharded.max_over(amax, process_group)
         arguments["amax"] = amax
     else:
         arguments["amax"], arguments["from_gsa_t"] = _given_pair(gsa, x, block)
-    args = QUANTIZE_BOTH.ordered(arguments)
     if out is not None:
         buffers = _both_buffers(out, x, scale_layout)
-        if QUANTIZE_BOTH.direct_named(arguments, buffers) is NotImplemented:
-            QUANTIZE_BOTH.dispatched(QUANTIZE_BOTH.tensors(args), buffers)
+        if QUANTIZE_BOTH.direct(arguments, buffers) is NotImplemented:
+            QUANTIZE_BOTH.dispatched(QUANTIZE_BOTH.tensors(arguments), buffers)
         for part in out:
             part.recipe = "te"
         return out
-    first, scales, gsa_out, second, scales_t, gsa_t = QUANTIZE_BOTH.made(args)
+    first, scales, gsa_out, second, scales_t, gsa_t = QUANTIZE_BOTH.made(arguments)
     rows, cols = x.shape
     return (
         NVFP4Tensor(first, scales, gsa_out, cols=cols, scale_layout=scale_layout),
@@ -574,14 +573,13 @@ def quantize_mxfp4(
         "random_bytes": random_bytes,
         "scale_layout": scale_layout,
     }
-    args = QUANTIZE_MXFP4.ordered(arguments)
     if out is None:
-        x_fp4, x_sf = QUANTIZE_MXFP4.made(args)
+        x_fp4, x_sf = QUANTIZE_MXFP4.made(arguments)
         return x_fp4, x_sf
     if not isinstance(out, tuple) or len(out) != 2:
         raise TypeError(f"out: expected a tuple of x_fp4 and x_sf, got {type(out).__name__}")
-    if QUANTIZE_MXFP4.direct_named(arguments, out) is NotImplemented:
-        tensors = QUANTIZE_MXFP4.tensors(args)
+    if QUANTIZE_MXFP4.direct(arguments, out) is NotImplemented:
+        tensors = QUANTIZE_MXFP4.tensors(arguments)
         for buffer in out:
             _checks.tensor_out(buffer)
         QUANTIZE_MXFP4.dispatched(tensors, out)
@@ -615,7 +613,11 @@ def dequantize_mxfp4(
     """
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
-    args = DEQUANTIZE_MXFP4.args(
-        x_fp4=x_fp4, x_sf=x_sf, cols=cols, scale_layout=scale_layout, dtype=dtype
-    )
-    return DEQUANTIZE_MXFP4.one_tensor(args, out)
+    arguments = {
+        "x_fp4": x_fp4,
+        "x_sf": x_sf,
+        "cols": cols,
+        "scale_layout": scale_layout,
+        "dtype": dtype,
+    }
+    return DEQUANTIZE_MXFP4.one_tensor(arguments, out)

@@ -25,7 +25,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -230,8 +230,6 @@ class Compiled(NamedTuple):
 Arguments = Mapping[str, Any]
 """The arguments of a call, by name."""
 
-_BY_POSITION: Arguments = {}
-
 
 def by_name(function: Callable[..., Any], known: Collection[str]) -> Callable[[Arguments], Any]:
     """``function``, called with those arguments that its parameters are named for.
@@ -265,22 +263,26 @@ def _compiled(names: str, text: str, function: Any = None) -> list[Any]:
     return [found[name] for name in names.split()]
 
 
-def in_order(names: Sequence[str]) -> tuple[Callable[..., Any], Callable[[Arguments], Any]]:
-    """Functions that return arguments of these names as a tuple: of keywords, and of a mapping.
+def _caller(names: Sequence[str]) -> Callable[..., Any]:
+    """A function that calls a direct one with a flag, arguments of a mapping, and buffers.
 
-    They are compiled: keywords of a call take less time than those of a dict, and Dynamo traces
-    them, while it refuses an ``itemgetter``.
+    It is compiled: it takes less time than a tuple of these.
     """
-    args, ordered = _compiled(
-        "args ordered",
-        f"def args({', '.join(names)}): return ({', '.join(names)},)\n"
-        f"def ordered(arguments): return ({', '.join(f'arguments[{name!r}]' for name in names)},)",
-    )
-    return args, ordered
+    named = "".join(f"arguments[{name!r}], " for name in names)
+    text = f"def call(direct, flag, arguments, buffers): return direct(flag, {named}*buffers)"
+    (call,) = _compiled("call", text)
+    return cast("Callable[..., Any]", call)
 
 
-def _alone(buffer: Tensor) -> tuple[Tensor]:
-    return (buffer,)
+def _attributes(parts: Sequence[str]) -> Callable[[Any], Any]:
+    """A function that returns these attributes as a tuple; of a tuple of two those with ``_t``."""
+    if len(parts) == 1:
+        return lambda out: (out,)
+    texts = [f"out.{part}" for part in parts]
+    if any(part.endswith("_t") for part in parts):
+        texts = [f"out[{p.endswith('_t'):d}].{p.removesuffix('_t')}" for p in parts]
+    (attributes,) = _compiled("get", f"def get(out): return ({', '.join(texts)})")
+    return cast("Callable[[Any], Any]", attributes)
 
 
 def _is_e8m0(value: object) -> bool:
@@ -298,8 +300,8 @@ class Op:
         name: its name in ``torch.ops.jitquant``.
         arguments: its arguments as schema text; those with an alias annotation are written to.
         names: its arguments' names.
-        args: all arguments by position, as a tuple, from keywords.
-        ordered: the same, from a mapping that may have others too.
+        parts: the attributes of a container that the results become.
+        buffers_of: these of a container, or of a tuple of two, as a tuple; of a tensor itself.
         inv_rms: whether one of the results is inv_rms.
         results: names of its results, which are the buffers' names in the ``out`` overload.
         module: the compiled module, from ``<module>.cu``.
@@ -328,6 +330,7 @@ class Op:
         choices: Mapping[str, tuple[str, ...]] | None = None,
         accepts: Mapping[str, Rule] | None = None,
         maker: str = "",
+        attributes: Mapping[str, str] | None = None,
         rows_apart: bool = False,
         part: Callable[..., Part | None] | None = None,
     ) -> None:
@@ -341,6 +344,7 @@ class Op:
             function: default: the op's name.
             choices, accepts: see the class.
             maker: the call that makes buffers for the results, for errors.
+            attributes: by result, what a container calls it, if that is another name.
             rows_apart: whether a buffer for ``data`` may have strided rows.
             part: of those arguments that it takes by name, the part of the module with all
                 kernels that a call needs; None: the whole. Default: that of the first's dtype.
@@ -361,7 +365,9 @@ class Op:
         self._sources = [f"{module}.cu"]
         self._kept: Compiled | None = None
         self._others: dict[Part | None, Compiled] = {}
-        self._parts = attrgetter(*results) if len(self.results) > 1 else _alone
+        names = {} if attributes is None else attributes
+        self.parts = tuple(names.get(r, r) for r in self.results)
+        self.buffers_of = _attributes(self.parts)
         self._returned: Callable[[tuple[Tensor, ...]], Any] = (
             tuple if len(self.results) > 1 else itemgetter(0)
         )
@@ -377,7 +383,7 @@ class Op:
         self.out: Any = packet.out
         arguments_ = self.default._schema.arguments
         self.names = [a.name for a in arguments_]
-        self.args, self.ordered = in_order(self.names)
+        self._call = _caller(self.names)
         self.inv_rms = "inv_rms" in self.results
         self._positional = sum(not a.kwarg_only for a in arguments_)
         self._defaults = {
@@ -472,55 +478,38 @@ class Op:
         operator = getattr(module, self.function)
         return Compiled(operator, direct, fresh, part if is_part else None)
 
-    def direct(self, args: Sequence[Any], out: Any = None) -> Any:
-        """As `direct_named`, with all arguments by position.
-
-        Args:
-            args: in the schema's order.
-            out: the buffer for a single result, or what has the buffers as attributes of the
-                results' names.
-        """
-        return self._direct(args, _BY_POSITION, () if out is None else self._parts(out))
-
-    def direct_named(self, arguments: Arguments, buffers: Sequence[Any] = ()) -> Any:
+    def direct(
+        self, arguments: Arguments, buffers: Sequence[Any] = (), *, in_dispatcher: bool = False
+    ) -> Any:
         """The results on CUDA as a tuple, past the dispatcher, or else ``NotImplemented``.
 
         Args:
             arguments: by name; there may be others.
             buffers: for the results, in order. They are written to, and the result is None.
+            in_dispatcher: whether the dispatcher calls.
 
         Nothing was done where it is ``NotImplemented``: the module has to be loaded; a tensor is a
         subclass or on another device; a mode, a transform, a compiler or a profiler is to see the
         op; or an argument is not accepted. `dispatched` is to be called then, which does all of
         this, or says what is wrong.
         """
-        return self._direct((), arguments, buffers)
-
-    def _direct(
-        self,
-        args: Sequence[Any],
-        arguments: Arguments,
-        buffers: Sequence[Any],
-        in_dispatcher: bool = False,
-    ) -> Any:
-        """As `direct_named`, with arguments by position, or else by name."""
         kept = self._kept
         if kept is None or is_dynamo_compiling():
             return NotImplemented
         if kept.part is not None:
-            kept = self._of_part(kept, arguments or dict(zip(self.names, args)))  # noqa: B905
+            kept = self._of_part(kept, arguments)
         if kept is None or not kept.fresh():
             return NotImplemented
-        return kept.direct(not in_dispatcher, *(args or self.ordered(arguments)), *buffers)
+        return self._call(kept.direct, not in_dispatcher, arguments, buffers)
 
     def _of_part(self, kept: Compiled, arguments: Arguments) -> Compiled | None:
         """What there is of the module for a call with these arguments, unchecked."""
         is_tensor = isinstance(arguments[self.names[0]], Tensor)
         part = self.part(arguments) if is_tensor else None
-        return kept if kept.part == part else self._others.get(part)
+        return kept if part is kept.part else self._others.get(part)
 
     def dispatched(self, args: Sequence[Any], buffers: Sequence[Any] = ()) -> Any:
-        """As `direct_named`, by the op itself; its tensors are to be tensors."""
+        """As `direct`, by the op itself; its tensors are to be tensors."""
         first = list(args[: self._positional])
         keywords = dict(zip(self.names[self._positional :], args[self._positional :], strict=True))
         if buffers:
@@ -534,28 +523,32 @@ class Op:
         results = self.default(*first, **keywords)
         return results if len(self.results) > 1 else (results,)
 
-    def made(self, args: Sequence[Any]) -> Any:
-        """New results as a tuple, by the shortest way that there is."""
-        results = self._direct(args, _BY_POSITION, ())
-        return self.dispatched(self.tensors(args)) if results is NotImplemented else results
+    def made(self, arguments: Arguments) -> Any:
+        """New results as a tuple, by the shortest way that there is.
 
-    def one_tensor(self, args: Sequence[Any], out: Tensor | None) -> Tensor:
+        Args:
+            arguments: by name; there may be others.
+        """
+        results = self.direct(arguments)
+        return self.dispatched(self.tensors(arguments)) if results is NotImplemented else results
+
+    def one_tensor(self, arguments: Arguments, out: Tensor | None) -> Tensor:
         """The only result of a call, new or in ``out``.
 
         Raises:
             TypeError, ValueError: an argument is not accepted.
         """
         if out is None:
-            result: Tensor = self.made(args)[0]
+            result: Tensor = self.made(arguments)[0]
             return result
-        if self._direct(args, _BY_POSITION, (out,)) is NotImplemented:
-            tensors = self.tensors(args)
+        if self.direct(arguments, (out,)) is NotImplemented:
+            tensors = self.tensors(arguments)
             _checks.tensor_out(out)
             self.dispatched(tensors, (out,))
         return out
 
-    def tensors(self, args: Sequence[Any]) -> list[Any]:
-        """``args`` with arrays of other libraries seen as tensors, the others of their types.
+    def tensors(self, arguments: Arguments) -> list[Any]:
+        """All arguments by position, arrays of other libraries as tensors, others of their types.
 
         What is quantized is copied if its columns are not contiguous.
 
@@ -563,17 +556,18 @@ class Op:
             TypeError, ValueError: an argument cannot be what the schema says.
         """
         seen: list[Any] = []
-        for (name, kind, optional), value in zip(self._kinds, args, strict=True):
+        for name, (label, kind, optional) in zip(self.names, self._kinds, strict=True):
+            value = arguments[name]
             if optional and value is None:
                 seen.append(None)
             elif kind == "Tensor":
-                tensor = _checks.as_tensor(value, name)
-                if isinstance(self.accepts.get(name), Values) and not tensor.is_contiguous():
+                tensor = _checks.as_tensor(value, label)
+                if isinstance(self.accepts.get(label), Values) and not tensor.is_contiguous():
                     tensor = _checks.with_columns(tensor)
                 seen.append(tensor)
             else:
                 if not isinstance(value, _checks.SCALARS[kind][0]):
-                    raise _checks.wrong_scalar(value, name, kind)
+                    raise _checks.wrong_scalar(value, label, kind)
                 seen.append(value)
         return seen
 
@@ -616,7 +610,7 @@ class Op:
 
     def _cuda(self, *args: Any, **kwargs: Any) -> Any:
         arguments = self._named(args, kwargs)
-        results = self._direct((), arguments, (), in_dispatcher=True)
+        results = self.direct(arguments, in_dispatcher=True)
         if results is not NotImplemented:
             return self._returned(results)
         self._checked(arguments)
@@ -666,7 +660,7 @@ class Op:
 
     def _cuda_out(self, *args: Any, **kwargs: Any) -> None:
         buffers, arguments = self._buffers(kwargs), self._named(args, kwargs)
-        if self._direct((), arguments, buffers, in_dispatcher=True) is None:
+        if self.direct(arguments, buffers, in_dispatcher=True) is None:
             return
         plan = self._plan_out(buffers, arguments)
         self._check_memory(arguments, buffers)

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -174,12 +173,11 @@ def test_both_ways_give_the_same_bytes(name: str) -> None:
         ways = []
         for way in ("direct", "compiled"):
             args, kwargs = sample.make("cuda")
-            complete = op._complete(args, kwargs)
             op.default(*args, **kwargs)
             args, kwargs = sample.make("cuda")
-            complete = op._complete(args, kwargs)
+            named = dict(zip(op.names, op._complete(args, kwargs), strict=True))
             results = (
-                op.direct(complete) if way == "direct" else op.compiled().default(*args, **kwargs)
+                op.direct(named) if way == "direct" else op.compiled().default(*args, **kwargs)
             )
             if results is NotImplemented:  # such as a gsa whose rows are expanded
                 break
@@ -193,8 +191,8 @@ def test_both_ways_give_the_same_bytes(name: str) -> None:
                 assert torch.equal(bytes_of(a), bytes_of(b)), sample
             args, kwargs = sample.make("cuda")
             buffers = poisoned_buffers(op, args, kwargs)
-            into = SimpleNamespace(**buffers) if len(buffers) > 1 else buffers[op.results[0]]
-            assert op.direct(op._complete(args, kwargs), into) is None
+            named = dict(zip(op.names, op._complete(args, kwargs), strict=True))
+            assert op.direct(named, tuple(buffers.values())) is None
             for a, b in zip(buffers.values(), ways[0], strict=False):
                 assert torch.equal(bytes_of(a), bytes_of(b)), sample
     assert taken > len(SAMPLES[name]) / 2

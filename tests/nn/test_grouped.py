@@ -426,12 +426,12 @@ def test_many_rows_by_tiles(
     seen: list[torch.dtype] = []
     product = _grouped.GROUPED_LINEAR.one_tensor
 
-    def noted(args: Any, out: Tensor | None) -> Tensor:
-        x, *_, x_sf, x_gsa, _ = args
-        assert x_sf is x_gsa is None
+    def noted(arguments: dict[str, Any], out: Tensor | None) -> Tensor:
+        x = arguments["x"]
+        assert arguments["x_sf"] is arguments["x_gsa"] is None
         seen.append(x.dtype)
-        assert args[-1] in (x.dtype, torch.float32)  # what the kernel by tiles writes
-        return product(args, out)
+        assert arguments["dtype"] in (x.dtype, torch.float32)  # what the kernel by tiles writes
+        return product(arguments, out)
 
     monkeypatch.setattr(_grouped, "_has_tiles", lambda *_: True)
     monkeypatch.setattr(_grouped.GROUPED_LINEAR, "one_tensor", noted)
@@ -488,9 +488,9 @@ def test_a_call_with_out_allocates_no_result(
     monkeypatch.setattr(_grouped, "_reads_as_stored", lambda *_: kind == "stored")
     monkeypatch.setattr(_grouped, "_has_tiles", lambda *_: True)
 
-    def kernel(args: Any, out: Tensor | None) -> Tensor:
-        x, codes, *_, dtype = args
-        y = x.new_empty((x.shape[0], codes.shape[1]), dtype=dtype) if out is None else out
+    def kernel(arguments: dict[str, Any], out: Tensor | None) -> Tensor:
+        x, columns, dtype = arguments["x"], arguments["w_fp4"].shape[1], arguments["dtype"]
+        y = x.new_empty((x.shape[0], columns), dtype=dtype) if out is None else out
         return y.zero_()
 
     monkeypatch.setattr(_grouped.GROUPED_LINEAR, "one_tensor", kernel)

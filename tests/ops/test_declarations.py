@@ -294,19 +294,19 @@ def test_a_direct_function_gets_all_arguments(
             assert value is given[name]
         else:
             assert value == argument.default_value
-    assert op.direct(complete) is NotImplemented  # nothing is loaded
+    named = dict(zip(op.names, complete, strict=True))
+    assert op.direct(named) is NotImplemented  # nothing is loaded
     assert modules == []
     op.compiled()
     direct = Direct()
     assert op._kept is not None
     monkeypatch.setattr(op, "_kept", op._kept._replace(direct=direct))
-    assert op.direct(complete) == ("a", "b")
+    assert op.direct({"other": 1, **named}) == ("a", "b")
     assert direct.calls.pop() == (True, *complete)
     assert op._cuda(*args, **kwargs) in (("a", "b"), "a")
     assert direct.calls.pop() == (False, *complete)
     buffers = poisoned_buffers(op, args, kwargs)
-    into = SimpleNamespace(**buffers) if len(buffers) > 1 else buffers[op.results[0]]
-    op.direct(complete, into)
+    op.direct(named, tuple(buffers.values()))
     op._cuda_out(*args, **kwargs, **buffers)
     for call, for_dispatcher in zip(direct.calls, (True, False), strict=True):
         assert call[0] is for_dispatcher
@@ -344,12 +344,11 @@ def test_an_op_asks_for_the_dtype_that_it_is_called_with(
     for name, x in (("bf16", bf16), ("fp16", fp16), ("fp32", fp32), ("bf16", bf16)):
         for direct in parts.values():
             direct.calls.clear()
-        assert op.direct([x, 2688.0]) == ("a", "b")
-        assert op.direct_named({"other": 1, "divisor": 2688.0, "x": x}) == ("a", "b")
-        assert [(n, len(d.calls)) for n, d in parts.items() if d.calls] == [(name, 2)]
-    assert op.direct([object(), 2688.0]) is NotImplemented
+        assert op.direct({"divisor": 2688.0, "x": x}) == ("a", "b")
+        assert [(n, len(d.calls)) for n, d in parts.items() if d.calls] == [(name, 1)]
+    assert op.direct({"x": object(), "divisor": 2688.0}) is NotImplemented
     whole = True  # no part is fresh any longer
-    assert op.direct([bf16, 2688.0]) is NotImplemented
+    assert op.direct({"x": bf16, "divisor": 2688.0}) is NotImplemented
     op._cuda(bf16)
     assert len(asked) == 4
     assert op._kept is not None
