@@ -242,7 +242,7 @@ def test_the_table_of_experts_names_the_routing_and_the_kernels(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("section", "change", "said"),
     [
-        ("linear", {"rows": []}, "the sentence 'are {} to {} times as fast as in bf16' needs"),
+        ("linear", {"rows": []}, "the sentence '{} to {} times as fast as bf16"),
         ("linear-peers", {"rows": SECTIONS["linear-peers"]["rows"][1:]}, "needs (8192, 8192, 1)"),
         ("kernels-fp8-peers", {"m": [1, 64]}, "needs ('fp8-rmsnorm', 16384)"),
         ("layers", {"rows": [{"name": "forward, backward"}]}, "the table 'layers' needs 'bf16'"),
@@ -307,6 +307,8 @@ def test_a_picture_shows_the_results(tmp_path: Path, name: str) -> None:
     if name == "overview.svg":
         assert {bar.label for bar in overview.bars(ROOT / "results")} < set(drawn)
         assert sum(text.endswith("%") for text in drawn) == len(overview.SHOWN)
+        for model, speeds in overview.decoded(ROOT / "results").items():
+            assert {model, *(f"{speed:.0f}" for speed in speeds.values())} < set(drawn)
     elif name == "peers.svg":
         assert set(overview.lines(ROOT / "results")) < set(drawn)
     else:

@@ -88,8 +88,34 @@ def products(results: Path) -> tuple[float, list[tuple[str, float]]]:
     return row["floor"], [(name, row[key]) for name, key in names.items()]
 
 
+#: The models of the first picture, by section, and the formats, with their colors.
+MODELS = {
+    "model-llama-8b": "Llama-3.1-8B",
+    "model-qwen3-30b-a3b": "Qwen3-30B-A3B",
+    "model-qwen3-32b": "Qwen3-32B",
+}
+MODEL_FORMATS = {
+    "bf16": ("bf16, transformers", PLAIN),
+    "bf16-few": ("bf16, same decoder", THEIRS),
+    "w4a16": ("NVFP4 weights", OURS),
+}
+
+
+def decoded(results: Path) -> dict[str, dict[str, float]]:
+    """By model and format, tokens a second of one sequence."""
+    sections = summary.read(results)
+    return {
+        label: {
+            row["format"]: 1e6 / row["us"]
+            for row in sections[name]["rows"]
+            if row["sequences"] == 1 and row["format"] in MODEL_FORMATS
+        }
+        for name, label in MODELS.items()
+    }
+
+
 def draw(results: Path, path: Path) -> None:
-    """Write the picture as SVG: two panels, one above the other, readable on a phone.
+    """Write the picture as SVG: panels one above the other, readable on a phone.
 
     Args:
         results: the directory of the summary.
@@ -103,8 +129,8 @@ def draw(results: Path, path: Path) -> None:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 7.6), layout="constrained", facecolor="white")
-        upper, lower = figure.subplots(2, 1, height_ratios=(9, 4.2))
+        figure = Figure(figsize=(6.4, 11.2), layout="constrained", facecolor="white")
+        upper, lower, last = figure.subplots(3, 1, height_ratios=(9, 4.2, 6))
 
         shown = bars(results)
         places = range(len(shown), 0, -1)
@@ -140,11 +166,34 @@ def draw(results: Path, path: Path) -> None:
         lower.axvline(floor, color=INK, lw=1.2, ls="--")
         lower.text(floor + 0.4, 0.3, f"reading the weight: {floor:.1f} µs", size=11, va="center")
         lower.set_yticks(places, [name for name, _ in timed])
-        lower.set_xlim(0, 41)
+        lower.set_xlim(0, 1.2 * max(us for _, us in timed))
         lower.set_ylim(0, len(timed) + 0.5)
         lower.set_xticks([])
         lower.set_title("One token times an 8192² weight", loc="left", weight="bold", size=14)
-        for axes in (upper, lower):
+
+        models, ticks, place = decoded(results), [], 0.0
+        for speeds in models.values():
+            ticks.append(place - (len(speeds) - 1) / 2)
+            for format, speed in speeds.items():
+                name, color = MODEL_FORMATS[format]
+                label = name if place > -len(MODEL_FORMATS) else None
+                last.barh(place, speed, 0.86, color=color, label=label)
+                last.text(speed + 4, place, f"{speed:.0f}", va="center", size=11)
+                place -= 1
+            place -= 0.8
+        last.set_yticks(ticks, list(models))
+        last.set_xlim(0, 1.12 * max(max(speeds.values()) for speeds in models.values()))
+        last.set_xticks([])
+        last.set_title("Decoding one sequence, tokens/s", loc="left", weight="bold", size=14)
+        figure.legend(
+            *last.get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=3,
+            frameon=False,
+            fontsize=11,
+            handlelength=1,
+        )
+        for axes in (upper, lower, last):
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(length=0)
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
