@@ -81,9 +81,9 @@ def quantize_checkpoint(
         calibration: from `calibrate`, or a file from `Calibration.save`, with the names of the
             folder. Used for "gptq", which keeps layers that engines fuse in memory together, for
             ``fp8_share``, and for "nvfp4" instead of ``input_amax``.
-        fp8_share: for NVFP4: the share of matrices, as for `convert`, to write in FP8 blocks. They
-            are chosen by reading the whole model before anything is written, with "mse" instead of
-            "gptq".
+        fp8_share: for NVFP4: the share of matrices, as for `convert`, to write in FP8 blocks;
+            experts stay in NVFP4. They are chosen by reading the others before anything is written,
+            with "mse" instead of "gptq".
         input_amax: for "nvfp4": the amax of the input of each layer by name, as `report` measures
             it, or one number for all; None: from the calibration, as are names that are missing.
         device: where to quantize; None: a GPU if there is one.

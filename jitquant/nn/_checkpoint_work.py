@@ -98,6 +98,11 @@ class Checkpoint:
         return "\n".join(lines)
 
 
+def _is_expert(name: str) -> bool:
+    place = in_memory(name)
+    return place is not None and place[0].endswith("experts")
+
+
 class Work:
     """Decides what to do with each tensor, and writes it."""
 
@@ -251,10 +256,12 @@ class Work:
                 )
 
     def lowest(self, share: float, progress: Progress | None) -> list[str]:
-        """The matrices to keep in FP8. Reads all matrices."""
+        """The matrices to keep in FP8. Reads all but experts, which stay together in NVFP4: engines
+        take one scheme for the experts of a layer."""
+        linears = [name for name in self.quantized if not _is_expert(name)]
         rounding: WeightRounding = "mse" if self.rounding == "gptq" else self.rounding
         sqnr, read, total = self.result.sqnr, 0, self.result.bytes_before
-        for name in self.quantized:
+        for name in linears:
             weight = self._values(name)
             found = self._inputs(name)
             found = None if found is None else found.to(weight.device)
@@ -263,9 +270,9 @@ class Work:
             if progress is not None:
                 read += weight.nbytes
                 progress(min(read, total), total, "what stays in FP8")
-        groups = [self.relatives.get(name, [name]) for name in self.quantized]
+        groups = [self.relatives.get(name, [name]) for name in linears]
         fits = [g for g in groups if self.quantized[g[0]].shape[1] % FP8_TILE == 0]
-        return lowest(sqnr, fits, int(share * len(self.quantized) + 0.5))
+        return lowest(sqnr, fits, int(share * len(linears) + 0.5))
 
     def scan(self, done: Mapping[str, str], progress: Progress | None) -> None:
         """Reads the matrices of files that are not finished, for their amaxes and for NaN."""

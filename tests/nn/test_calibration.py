@@ -17,6 +17,7 @@ import jitquant
 from jitquant.nn import (
     Calibration,
     Float8BlockwiseLinear,
+    NVFP4Experts,
     NVFP4Linear,
     calibrate,
     convert,
@@ -437,6 +438,19 @@ def test_experts_of_a_folder_by_gptq(tmp_path: Path) -> None:
         nearest = jitquant.quantize_weight_nvfp4(exact[e]).dequantize(torch.float32)
         errors = [output_noise(q - exact[e], moment.moment).sum() for q in (got[e], nearest)]
         assert errors[0] < (errors[1] if e == 2 else 0.8 * errors[1])
+
+
+def test_no_expert_of_a_folder_stays_in_fp8(tmp_path: Path) -> None:
+    """An engine takes one scheme for the experts of a layer; `convert` leaves them alone too."""
+    made = mixture("Qwen3Moe", mlp_only_layers=[], head_dim=64, moe_intermediate_size=128)
+    model = copy.deepcopy(made)
+    model.save_pretrained(tmp_path / "plain")
+    done = quantize_checkpoint(tmp_path / "plain", tmp_path / "out", fp8_share=0.5)
+    assert done.in_fp8 == ["model.layers.0.self_attn.o_proj"]  # alone it has 128 columns
+    assert not any("experts" in name for name in done.sqnr)
+    assert done.sqnr == pytest.approx(convert(model, "nvfp4a16", fp8_share=0.5).sqnr)
+    load_compressed_tensors(made, tmp_path / "out")
+    assert isinstance(made.model.layers[0].mlp.experts, NVFP4Experts)
 
 
 def test_experts_are_rounded_too() -> None:
