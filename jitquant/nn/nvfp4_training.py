@@ -10,7 +10,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from jitquant.formats import NVFP4_BLOCK, Select, WeightBlock
+from jitquant.formats import (
+    E4M3_MAXIMA,
+    NVFP4_BLOCK,
+    ROTATIONS,
+    SELECTS,
+    WEIGHT_BLOCKS,
+    Select,
+    WeightBlock,
+    one_of,
+)
 from jitquant.nn._linear import check_input, check_linear
 from jitquant.nn._matmul import cut, output_dtype, register
 from jitquant.nn._nvfp4_mm import nvfp4_mm
@@ -80,6 +89,21 @@ class NVFP4TrainingRecipe:
     weight_block: WeightBlock = "16x16"
     select: Select = "none"
     e4m3_max: int = 448
+
+    def __post_init__(self) -> None:
+        """Refuses what no forward pass could use.
+
+        Raises:
+            TypeError, ValueError: an attribute is not accepted.
+        """
+        one_of("rotate", self.rotate, ROTATIONS[:2])
+        if not isinstance(self.stochastic, bool):
+            raise TypeError(
+                f"stochastic: expected True or False, got {type(self.stochastic).__name__}"
+            )
+        one_of("weight_block", self.weight_block, WEIGHT_BLOCKS)
+        one_of("select", self.select, SELECTS)
+        one_of("e4m3_max", self.e4m3_max, E4M3_MAXIMA)
 
 
 def _padded(x: Tensor) -> Tensor:
@@ -174,11 +198,15 @@ class NVFP4TrainingLinear(nn.Linear):
     the state_dict. Each forward adds 1 to the offset, so each replay of a captured graph uses new
     bytes, and forwards after `seed_rounding` are reproducible. ``torch.compile`` traces the layer
     to one graph that uses the same bytes. Ranks that train on different data should use different
-    seeds.
+    seeds. ``DistributedDataParallel`` copies the buffers of rank 0 to all ranks in each forward,
+    this one too, so it needs ``broadcast_buffers=False``.
 
     Args:
         in_features, out_features, bias, device, dtype: as in ``nn.Linear``.
         recipe: the parts of the recipe; default: all of them.
+
+    Raises:
+        TypeError: ``recipe`` is of another type.
     """
 
     rng_state: Tensor
@@ -193,6 +221,10 @@ class NVFP4TrainingLinear(nn.Linear):
         *,
         recipe: NVFP4TrainingRecipe | None = None,
     ) -> None:
+        if recipe is not None and not isinstance(recipe, NVFP4TrainingRecipe):
+            raise TypeError(
+                f"recipe: expected an NVFP4TrainingRecipe or None, got {type(recipe).__name__}"
+            )
         super().__init__(in_features, out_features, bias, device, dtype)
         self.recipe = NVFP4TrainingRecipe() if recipe is None else recipe
         state = torch.zeros(2, dtype=torch.int64, device=self.weight.device)

@@ -399,7 +399,7 @@ def quantize_per_token_group(
         "fp8_max": fp8_max,
         "zero_padding": zero_padding,
     }
-    if rotate != "none" or rope is not None or signs is not None:
+    if rotate != "none" or rope is not None or signs is not None or interleaved:
         arguments |= sources.rotated_arguments(rotate, signs, rope, interleaved)
         return _grouped(ROTATED_PER_TOKEN_GROUP, arguments, out)
     return _grouped(QUANTIZE_PER_TOKEN_GROUP, arguments, out)

@@ -340,7 +340,7 @@ def quantize_fp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    is_rotated = rotate != "none" or rope is not None or signs is not None
+    is_rotated = rotate != "none" or rope is not None or signs is not None or interleaved
     if granularity not in GRANULARITIES:
         one_of("granularity", granularity, FP8_GRANULARITIES)
         given = {"scale": scale, "scale_ub": scale_ub, "process_group": process_group}

@@ -386,7 +386,8 @@ def quantize_nvfp4(
         e4m3_max: the largest block scale, 448 or 256; ``divisor`` is 6 * e4m3_max then.
         rounding: "nearest", or "stochastic" with one of the next two.
         rng_state: int64 (2,), seed and offset, on the device of x; the same give the same codes.
-            Ranks of a process group should have seeds of their own.
+            A draw depends on the place in x, so ranks of a process group should have seeds of
+            their own.
         random_bytes: uint8 of the shape of x, contiguous.
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
         process_group: the ranks that hold the parts of x, which share one amax; or None.
@@ -399,7 +400,7 @@ def quantize_nvfp4(
         TypeError, ValueError: an argument is not accepted.
     """
     plain = (block, rotate, select, e4m3_max, rounding) == ("1x16", "none", "none", 448, "nearest")
-    if not plain or rope is not None:
+    if not plain or rope is not None or interleaved:
         return _by_recipe(
             {
                 "x": x,

@@ -413,8 +413,8 @@ def quantize_nvfp4_both(
             after the rotation. Each is a positive number or float32 of one element.
         granularity: "tensor"; a gsa for each row and column is not supported.
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
-        process_group: the ranks whose parts have one pair of amaxes, or None; with a rotation,
-            parts of M are multiples of it.
+        process_group: the ranks whose parts have one pair of amaxes, or None. Parts of M and of K
+            are multiples of 16, the blocks of the transpose and of x.
         out: buffers of ``NVFP4Tensor.empty((M, K), ...)`` and ``NVFP4Tensor.empty((K, M), ...)``.
 
     Returns:

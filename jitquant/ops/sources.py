@@ -124,7 +124,13 @@ def rotated_arguments(
 
     Raises:
         TypeError: ``rope`` is not a pair.
+        ValueError: ``interleaved`` without ``rope``.
     """
+    if interleaved and rope is None:
+        raise ValueError(
+            f"interleaved: expected False without rope, got {interleaved!r}. It tells which "
+            "columns rope pairs"
+        )
     if rope is not None and not (isinstance(rope, (tuple, list)) and len(rope) == 2):
         raise TypeError(f"rope: expected a pair of tensors, cos and sin, got {type(rope).__name__}")
     cos, sin = (None, None) if rope is None else rope

@@ -402,6 +402,31 @@ def case_nvfp4_training_in_fsdp(here: Here) -> None:
         assert int(sharded.up.rng_state[1]) == 3  # type: ignore[index]
 
 
+def case_nvfp4_training_in_ddp(here: Here) -> None:
+    """Each rank keeps the seed it was given, and gradients are the mean of those of the ranks."""
+    layer = nn.Linear(64, 32, device=here.device)
+    nn.init.normal_(layer.weight, generator=torch.Generator(here.device).manual_seed(1))
+    made = jnn.NVFP4TrainingLinear.from_linear(layer)
+    made.seed_rounding(100 + here.rank)
+    ids = None if here.device.type == "cpu" else [here.device.index]
+    wrapped = nn.parallel.DistributedDataParallel(
+        made, device_ids=ids, process_group=here.group, broadcast_buffers=False
+    )
+    x = randn(32, 64, dtype=torch.float32).to(here.device)
+    wrapped(x).square().sum().backward()
+    assert made.rng_state.tolist() == [100 + here.rank, 1]
+    assert made.weight.grad is not None
+    wanted = torch.zeros_like(made.weight)
+    for rank in range(here.world):
+        alone = copy.deepcopy(made)
+        alone.seed_rounding(100 + rank)
+        alone.zero_grad()
+        alone(x).square().sum().backward()
+        assert alone.weight.grad is not None
+        wanted += alone.weight.grad / here.world
+    close(made.weight.grad, wanted, limit=1e-10)
+
+
 def case_nvfp4_training_from_meta_in_fsdp(here: Here) -> None:
     """Weights that each rank makes a part of, and that a state_dict of linears fills."""
     plain = Mlp(here, torch.float32)

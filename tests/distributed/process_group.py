@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import jitquant
 from jitquant import QuantizedActivation, QuantizedRaggedTensor, QuantizedTensor
+from jitquant.numerics import recipes as recipe_numerics
 from jitquant.testing import count_launches
 
 from .ranks import Here
@@ -126,6 +127,17 @@ def case_recipes(here: Here) -> None:
             part(x, here, 1), granularity="row", process_group=here.group, **mine
         )
         same_nvfp4(q, jitquant.quantize_nvfp4(x, granularity="row", **recipe), here, 1)
+    # What is drawn depends on the place in the part.
+    mine = part(x, here)
+    state = torch.tensor([5, 7], device=here.device)
+    drawn = recipe_numerics.random_bytes(state, mine.shape[0], mine.shape[1] // 16)
+    for rounding in ({"rng_state": state}, {"random_bytes": drawn}):
+        q = jitquant.quantize_nvfp4(
+            mine, rounding="stochastic", **rounding, process_group=here.group
+        )
+        if "rng_state" in rounding:
+            first = q
+    same(q.x_fp4_bytes, first.x_fp4_bytes, "x_fp4")
     for recipe in ({"rotate": "te"}, {"block": "16x16"}, {"select": "4over6_mae", "e4m3_max": 256}):
         whole = jitquant.quantize_nvfp4_both(x, **recipe)
         out = tuple(

@@ -313,6 +313,29 @@ def test_stochastic_gradients_are_right_on_average() -> None:
     assert _error(total / draws, want) < 0.4 * first
 
 
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [
+        ({"rotate": "128"}, ValueError),
+        ({"stochastic": "no"}, TypeError),
+        ({"weight_block": "32x32"}, ValueError),
+        ({"select": "4over6"}, ValueError),
+        ({"e4m3_max": 300}, ValueError),
+    ],
+)
+def test_a_recipe_says_at_once_what_it_does_not_take(
+    part: dict[str, Any], error: type[Exception]
+) -> None:
+    (name,) = part
+    with pytest.raises(error, match=rf"^{name}: expected .+ got "):
+        NVFP4TrainingRecipe(**part)
+
+
+def test_a_recipe_is_not_a_name() -> None:
+    with pytest.raises(TypeError, match="recipe: expected an NVFP4TrainingRecipe or None, got str"):
+        NVFP4TrainingLinear(32, 32, recipe="te")  # type: ignore[arg-type]
+
+
 def test_it_keeps_the_state_dict_and_counts_under_autocast() -> None:
     plain, layer = _pair()
     assert list(layer.state_dict()) == list(plain.state_dict())
