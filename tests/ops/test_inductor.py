@@ -80,7 +80,7 @@ def both(**form: Any) -> Callable[[int], tuple[QuantizedTensor, QuantizedTensor]
     )
 
 
-def groups(**form: Any) -> Callable[[int], QuantizedRaggedTensor]:
+def ragged(**form: Any) -> Callable[[int], QuantizedRaggedTensor]:
     return lambda rows: QuantizedRaggedTensor.empty((rows, COLS), offsets(), **form)
 
 
@@ -241,15 +241,15 @@ CASES = {
         lambda rows: floats(rows, COLS),
     ),
     "quantize_ragged": Case(
-        lambda x, **out: jitquant.quantize_ragged(x, offsets(), **out), groups()
+        lambda x, **out: jitquant.quantize_ragged(x, offsets(), **out), ragged()
     ),
     "quantize_ragged-nvfp4": Case(
         lambda x, **out: jitquant.quantize_ragged(x, offsets(), format="nvfp4", **out),
-        groups(format="nvfp4"),
+        ragged(format="nvfp4"),
     ),
     "quantize_ragged_grad": Case(
         lambda x, **out: jitquant.quantize_ragged_grad(x, offsets(), **out),
-        groups(dtype=torch.float8_e5m2, dbias=True),
+        ragged(dtype=torch.float8_e5m2, dbias=True),
     ),
     "dequantize_ragged": Case(
         lambda x, **out: jitquant.dequantize_ragged(
