@@ -43,7 +43,17 @@ def with_jitquant(config: Config) -> Config:
     Args:
         config: of peft. It is changed, and the change is not saved with it: call this again when
             adapters are loaded.
+
+    Raises:
+        ValueError: ``target_modules`` is "all-linear", which peft takes for ``nn.Linear`` alone.
     """
+    targets = config.target_modules
+    if isinstance(targets, str) and targets.lower() == "all-linear":
+        raise ValueError(
+            'target_modules: expected names such as ["q_proj", "v_proj"], got "all-linear", which '
+            "peft takes for the layers that are not quantized. Name the layers, as convert(...)"
+            ".replaced has them"
+        )
     mapping: dict[type[nn.Module], type[nn.Module]] = {NVFP4Linear: NVFP4LoraLinear}
     config._register_custom_module(mapping)
     return config

@@ -50,7 +50,7 @@ def _nvfp4(module: nn.Linear, config: JitquantNVFP4Config, **_: Any) -> nn.Modul
     weight = None  # as the layer rounds it, by its recipe
     if config.rounding != "nearest":
         (weight,) = quantized_weights([module.weight], config.rounding)
-    return NVFP4Linear.from_linear(
+    layer = NVFP4Linear.from_linear(
         module,
         granularity=config.granularity,
         recipe=config.recipe,
@@ -58,8 +58,17 @@ def _nvfp4(module: nn.Linear, config: JitquantNVFP4Config, **_: Any) -> nn.Modul
         compute=config.compute,
         weight=weight,
     )
+    return _become(module, layer)
 
 
 @register_quantize_module_handler(JitquantFP8BlockConfig)  # type: ignore[untyped-decorator]
 def _fp8(module: nn.Linear, config: JitquantFP8BlockConfig, **_: Any) -> nn.Module:
-    return Float8BlockwiseLinear.from_linear(module)
+    return _become(module, Float8BlockwiseLinear.from_linear(module))
+
+
+def _become(module: nn.Module, layer: nn.Module) -> nn.Module:
+    """Makes the module itself that layer: ``quantize_`` has no place for another one if it is given
+    a linear alone, as transformers' ``TorchAoConfig`` does."""
+    module.__class__ = type(layer)
+    module.__dict__ = layer.__dict__
+    return module

@@ -33,7 +33,13 @@ from jitquant.nn._hugging_face import (
 )
 from jitquant.nn._model_folder import read_json
 from jitquant.nn._safetensors import safetensors_functions
-from jitquant.nn.experts import Experts, Float8BlockwiseExperts, NVFP4Experts
+from jitquant.nn.experts import (
+    Experts,
+    Float8BlockwiseExperts,
+    NVFP4Experts,
+    projections_of,
+    refusal,
+)
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.nn.nvfp4 import NVFP4Linear
@@ -162,7 +168,8 @@ def compressed_tensors(
         id(p) for m in model.modules() for p in m.parameters(recurse=False)
     )  # how many modules have a parameter
     layers: dict[str, nn.Module] = {}
-    others: dict[str, tuple[int, int]] = {}
+    others: dict[str, tuple[int, int]] = {}  # not quantized: linears and routers
+    plain_experts: dict[str, tuple[int, int]] = {}
     shapes: dict[str, tuple[int, int]] = {}
     biases: dict[str, Tensor] = {}  # of linears
     of_experts: dict[str, Tensor] = {}
@@ -181,6 +188,10 @@ def compressed_tensors(
             shapes[f"{dot}weight"] = (0, 0)
         elif isinstance(module, nn.Linear) or _is_router(module):
             others[f"{dot}weight"] = (0, 0)
+        elif refusal(module) is None:
+            for projection in projections_of(module):
+                size = int(module.num_experts)
+                plain_experts[f"{dot}{projection.name}"] = (size, projection.pieces)
         for part in module.state_dict() if name in layers else ():
             tensor = plain.pop(f"{dot}{part}")
             if part == "bias":
@@ -213,7 +224,8 @@ def compressed_tensors(
         schemes[target] = _scheme(layer, parts, of_input is not None)
         if isinstance(layer, (NVFP4Linear, NVFP4Experts)) and not layer.weight_only:
             dynamic.append(target)
-    ignored = [name.removesuffix("weight").removesuffix(".") for name in places_of(model, others)]
+    unquantized = [*places_of(model, others), *places_of(model, plain_experts)]
+    ignored = [name.removesuffix("weight").removesuffix(".") for name in unquantized]
     config = quantization_config(schemes, ignored)
     if dynamic and inputs is None:
         every = sum(s == _SCHEMES[NVFP4Linear] for s in schemes.values()) == len(dynamic)

@@ -67,6 +67,12 @@ def as_tensor(value: Any, name: str) -> Tensor:
                 f"{name}: expected a torch.Tensor or anything with __dlpack__, such as a CuPy "
                 f"array, got {type(value).__name__}. Convert it with torch.as_tensor({name})"
             )
+        strides = getattr(value, "strides", None)
+        if isinstance(strides, tuple) and any(s < 0 for s in strides):  # torch aborts on them
+            raise ValueError(
+                f"{name}: expected an array without negative strides, got {type(value).__name__} "
+                f"with strides {strides}. Call {name}.copy()"
+            )
         try:
             tensor = from_dlpack(value)
         except (BufferError, RuntimeError) as error:

@@ -49,3 +49,14 @@ def test_adapters_train(tmp_path: Path) -> None:
     back = peft.PeftModel.from_pretrained(before, tmp_path, config=again)
     assert isinstance(back.base_model.model[0].get_base_layer(), NVFP4Linear)
     assert torch.equal(back.eval()(x), tuned.eval()(x))
+
+
+def test_all_linear_is_refused() -> None:
+    """It means nn.Linear to peft: adapters would go to the layers that are not quantized."""
+    peft = pytest.importorskip("peft")
+    from jitquant.integrations.peft import with_jitquant
+
+    with pytest.raises(ValueError, match="target_modules: expected names such as"):
+        with_jitquant(peft.LoraConfig(target_modules="all-linear"))
+    with_jitquant(peft.LoraConfig(target_modules=".*_proj"))
+    with_jitquant(peft.LoraConfig())

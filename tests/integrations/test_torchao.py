@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +45,43 @@ def test_quantize(config: Any, kind: Any) -> None:
     assert type(model[1]) is nn.Linear
     x = randn(300, 64)
     assert torch.equal(model[0](x), want(x))
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [(JitquantNVFP4Config(), NVFP4Linear), (JitquantFP8BlockConfig(), Float8BlockwiseLinear)],
+    ids=["nvfp4", "fp8_block"],
+)
+def test_a_linear_alone(config: Any, kind: Any) -> None:
+    """It has no parent to put another module in: it becomes the layer."""
+    linear = nn.Linear(64, 96, dtype=torch.bfloat16)
+    want = kind.from_linear(copy.deepcopy(linear))
+    quantize_(linear, config)
+    assert type(linear) is kind
+    assert linear.state_dict().keys() == want.state_dict().keys()
+    x = randn(8, 64)
+    assert torch.equal(linear(x), want(x))
+
+
+def test_through_transformers(tmp_path: Path) -> None:
+    """Its ``TorchAoConfig`` hands over one linear at a time."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+    )
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    auto = transformers.AutoModelForCausalLM
+    how = transformers.TorchAoConfig(JitquantNVFP4Config())
+    made = auto.from_pretrained(tmp_path, dtype=torch.bfloat16, quantization_config=how)
+    assert sum(isinstance(m, NVFP4Linear) for m in made.modules()) == 7  # all but lm_head
+    want = auto.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    quantize_(want.model, JitquantNVFP4Config())
+    tokens = torch.arange(12)[None]
+    assert torch.equal(made(tokens).logits, want(tokens).logits)
 
 
 @pytest.mark.parametrize("rounding", ["4over6", "mse"])

@@ -410,6 +410,31 @@ def test_save_pretrained_writes_what_is_read(tmp_path: Path) -> None:
         assert sqnr(back(TOKENS).logits, model(TOKENS).logits) > 50
 
 
+@pytest.mark.parametrize(
+    ("kind", "expert"),
+    [("Mixtral", "block_sparse_moe.experts.2.w2"), ("Qwen3Moe", "mlp.experts.2.down_proj")],
+)
+def test_experts_that_stay_as_they_are_are_ignored(kind: str, expert: str, tmp_path: Path) -> None:
+    """Engines take one scheme for all but the names in ``ignore``."""
+    model = mixture(kind)
+    model.save_pretrained(tmp_path / "plain")
+    quantize_checkpoint(tmp_path / "plain", tmp_path / "c", format="nvfp4a16", targets="attention")
+    convert(model, "nvfp4a16", targets="attention")
+    model.save_pretrained(tmp_path / "a")
+    save_compressed_tensors(model, tmp_path / "b")
+    a, b, c = (
+        json.loads((tmp_path / name / "config.json").read_text())["quantization_config"]["ignore"]
+        for name in "abc"
+    )
+    assert set(a) == set(b) == set(c)
+    assert f"model.layers.1.{expert}" in a
+    assert len(a) == 1 + 2 * (1 + 3 * 3)  # the head; a router and three experts a layer
+    back = mixture(kind)
+    load_compressed_tensors(back, tmp_path / "a")
+    with torch.no_grad():
+        assert torch.equal(back(TOKENS).logits, model(TOKENS).logits)
+
+
 def test_what_is_refused() -> None:
     class Mine(nn.Module):
         def __init__(self) -> None:

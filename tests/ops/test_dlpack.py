@@ -53,3 +53,11 @@ def test_what_is_no_array() -> None:
         match=r"x: expected a torch\.Tensor or anything with __dlpack__, such as a CuPy array,",
     ):
         jitquant.quantize_nvfp4([[1.0]])  # type: ignore[arg-type]
+
+
+def test_what_is_reversed() -> None:
+    """PyTorch aborts the process on it."""
+    array = np.ones((2, 16), np.float32)[:, ::-1]
+    with pytest.raises(ValueError, match="x: expected an array without negative strides, got nd"):
+        jitquant.quantize_nvfp4(array)
+    assert jitquant.quantize_nvfp4(array.copy()).shape == (2, 16)
