@@ -120,7 +120,7 @@ class DelayedScaling:
         """
         if self.scale.numel() != 1:
             raise ValueError(
-                f"num_tensors: expected 1, got {self.scale.numel()}. For groups call "
+                f"num_tensors: expected 1, got {self.scale.numel()}. For a ragged tensor call "
                 "quantize_ragged(x, offsets, scale=d.scale), then d.update(q.amax)"
             )
         q = quantize_fp8(x, dtype=self.dtype, scale=self.scale, out=out)

@@ -25,17 +25,6 @@ E2M1_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1_SIGN_BIT: Final = 8
 """Mask of the sign in a four-bit code."""
 
-E2M1_TIES: Final = (
-    (0.25, 0.0),
-    (0.75, 1.0),
-    (1.25, 1.0),
-    (1.75, 2.0),
-    (2.5, 2.0),
-    (3.5, 4.0),
-    (5.0, 4.0),
-)
-"""Midpoint between neighboring magnitudes, and the magnitude it rounds to (the even code)."""
-
 E4M3_MAX: Final = 448.0
 """Largest finite E4M3 value."""
 

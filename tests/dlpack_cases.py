@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
 
+import one_tensor
 import torch
 from samples import randn
 from torch import Tensor
@@ -61,8 +63,12 @@ def calls(a: Wrap, device: torch.device) -> dict[str, Callable[[], Any]]:
         codes, scales = (t.view(torch.uint8) for t in q)
         return jitquant.dequantize_mxfp4(a(codes), a(scales), torch.float32)
 
-    return {
-        "amax_gsa": lambda: jitquant.amax_gsa(a(x)),
+    whole = _values(128, 256)
+    alone = {
+        name: functools.partial(lambda function: function(a(whole)), function)
+        for name, function in one_tensor.functions().items()
+    }
+    return alone | {
         "deinterleave_quantize_nvfp4": lambda: jitquant.deinterleave_quantize_nvfp4(
             a(rows), 128, a(one)
         ),
@@ -86,14 +92,10 @@ def calls(a: Wrap, device: torch.device) -> dict[str, Callable[[], Any]]:
             a(_values(32).bfloat16()),
             residual=a(_values(8, 32).bfloat16()),
         ),
-        "quantize_block": lambda: jitquant.quantize_block(a(rows)),
-        "quantize_block_both": lambda: jitquant.quantize_block_both(a(rows)),
         "quantize_fp8": lambda: jitquant.quantize_fp8(a(x), scale=a(one)),
         "quantize_mxfp4": lambda: jitquant.quantize_mxfp4(
             a(x), rotate="te", signs=a(signs), rounding="stochastic", rng_state=a(state)
         ),
-        "quantize_mxfp8": lambda: jitquant.quantize_mxfp8(a(x)),
-        "quantize_mxfp8_both": lambda: jitquant.quantize_mxfp8_both(a(_values(32, 128))),
         "quantize_nvfp4": lambda: jitquant.quantize_nvfp4(
             a(x), rotate="te", signs=a(signs), rounding="stochastic", rng_state=a(state)
         ),
@@ -106,9 +108,6 @@ def calls(a: Wrap, device: torch.device) -> dict[str, Callable[[], Any]]:
         ),
         "quantize_per_token_group": lambda: jitquant.quantize_per_token_group(
             a(_values(2, 4, 128)), counts=a(counts)
-        ),
-        "quantize_per_token_group_both": lambda: jitquant.quantize_per_token_group_both(
-            a(_values(128, 128))
         ),
         "quantize_ragged": lambda: jitquant.quantize_ragged(
             a(x), a(offsets), scale=a(torch.ones(3))
@@ -128,10 +127,6 @@ def calls(a: Wrap, device: torch.device) -> dict[str, Callable[[], Any]]:
         ),
         "rmsnorm_quantize_per_token_group": lambda: with_residual(
             jitquant.rmsnorm_quantize_per_token_group, a(x), a(torch.ones(128))
-        ),
-        "swiglu_quantize_fp8": lambda: jitquant.swiglu_quantize_fp8(a(rows)),
-        "swiglu_quantize_per_token_group": lambda: jitquant.swiglu_quantize_per_token_group(
-            a(rows)
         ),
         "grouped_linear": lambda: grouped_linear(
             jitquant.quantize_nvfp4(a(x)), _weights(device, 3, 32, 128), a(ends)

@@ -400,7 +400,7 @@ def _dequantize_samples() -> list[Sample]:
     return out
 
 
-GROUPS: dict[str, tuple[list[int], list[int] | None, tuple[int, ...]]] = {
+SEGMENTS: dict[str, tuple[list[int], list[int] | None, tuple[int, ...]]] = {
     "one": ([0, 96], None, (96,)),
     "three": ([0, 32, 32, 112], None, (112,)),
     "padded": ([0, 32, 48, 48, 128], [17, 1, 0, 77], (128,)),
@@ -419,7 +419,7 @@ GROUPS: dict[str, tuple[list[int], list[int] | None, tuple[int, ...]]] = {
 def _ragged_samples() -> list[list[Sample]]:
     fp8, grad, nvfp4, mxfp8, back, back4, back8 = [], [], [], [], [], [], []
     for i, ((label, (offsets, sizes, shape)), dtype) in enumerate(
-        itertools.product(GROUPS.items(), DTYPES)
+        itertools.product(SEGMENTS.items(), DTYPES)
     ):
         f, given = FP8_DTYPES[i % 2], i % 3 == 1
         activation = ACTIVATIONS[i % len(ACTIVATIONS)]
@@ -510,7 +510,7 @@ def _ragged_samples() -> list[list[Sample]]:
 
 def fp8_samples() -> dict[str, list[Sample]]:
     """Samples of each op, by its name."""
-    groups = [
+    lists = [
         _fp8_samples(),
         _group_samples(),
         *_silu_samples(),
@@ -523,6 +523,6 @@ def fp8_samples() -> dict[str, list[Sample]]:
         *_ragged_samples(),
     ]
     by_op: dict[str, list[Sample]] = {}
-    for sample in itertools.chain(*groups):
+    for sample in itertools.chain(*lists):
         by_op.setdefault(sample.op, []).append(sample)
     return by_op

@@ -1,4 +1,4 @@
-"""Arguments for the halves of a quantization over a group, made of those of the whole."""
+"""Arguments for the halves of a quantization over a process group, made of those of the whole."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _first(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
 
 
 def sharded_samples(whole: Whole) -> Whole:
-    """Samples of each op that is half of one over a group, by its name.
+    """Samples of each op that is half of one over a process group, by its name.
 
     Args:
         whole: the samples of the ops that do both.

@@ -70,7 +70,7 @@ def test_everything_stays_where_it_is() -> None:
     assert [t.data_ptr() for t in scaling.state_dict().values()] == places
 
 
-def test_groups() -> None:
+def test_ragged_tensors() -> None:
     x, at = randn(128), torch.tensor([0, 32, 96, 128])
     scaling = DelayedScaling(3, window=2)
     q = jitquant.quantize_ragged(x, at, scale=scaling.scale)

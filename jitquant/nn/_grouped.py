@@ -31,7 +31,7 @@ _ALIGNED = 16  # bytes: of the rows that a grouped GEMM reads
 def has_grouped_mm(device: torch.device) -> bool:
     """Whether the grouped GEMM of bf16 there is one kernel: sm_90 and sm_100.
 
-    Elsewhere PyTorch loops over the groups, and has the CPU wait for their sizes.
+    Elsewhere PyTorch loops over the experts, and has the CPU wait for their sizes.
     """
     return major(device) in (9, 10)
 
@@ -46,38 +46,37 @@ def _ends(offsets: Tensor, rows: int) -> Tensor:
     return offsets.clamp(0, rows).cummax(0).values.to(torch.int32)
 
 
-def _group_of_each(ends: Tensor, rows: int) -> Tensor:
-    """The group of each row; the number of groups for rows past the last one."""
+def _expert_of_each(ends: Tensor, rows: int) -> Tensor:
+    """The expert of each row; the number of experts for rows past the last one's."""
     order = torch.arange(rows, dtype=ends.dtype, device=ends.device)
     return torch.bucketize(order, ends, right=True)
 
 
 def _looped(a: Tensor, b: Tensor, offsets: Tensor) -> Tensor:
-    """(rows, K) by (groups, N, K), each group's rows with its matrix, in fp32 (rows, N)."""
+    """(rows, K) by (experts, N, K), each expert's rows with its matrix, in fp32 (rows, N)."""
     begin, rows = 0, a.shape[0]
     product = torch.zeros(rows, b.shape[1], dtype=torch.float32, device=a.device)
-    for group, end in enumerate(offsets.tolist()):
+    for expert, end in enumerate(offsets.tolist()):
         if not begin <= end <= rows:
             raise ValueError(
-                f"offsets[{group}]: expected ascending ends of groups, up to the {rows} rows of q, "
-                f"got {end} after {begin}"
+                f"offsets[{expert}]: expected ascending ends of the experts' rows, up to the "
+                f"{rows} rows of q, got {end} after {begin}"
             )
-        product[begin:end] = a[begin:end].float() @ b[group].float().t()
+        product[begin:end] = a[begin:end].float() @ b[expert].float().t()
         begin = end
     return product
 
 
 def _grouped_bf16(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """As `_looped`, in one kernel and rounded to bf16; rows past the last group are undefined."""
+    """As `_looped`, in one kernel, rounded to bf16; rows past the last expert's are undefined."""
     return grouped_mm(a, b.transpose(-2, -1), offs=ends)
 
 
-def _scaled(product: Tensor, of_rows: Tensor, of_weights: Tensor, group: Tensor) -> Tensor:
-    """A product times the scales of its rows (rows, 1) and of its experts (groups, N), in fp32; in
+def _scaled(product: Tensor, of_rows: Tensor, of_weights: Tensor, expert: Tensor) -> Tensor:
+    """A product times the scales of its rows (rows, 1) and of its experts (experts, N), in fp32; in
     place if the product is fp32."""
-    groups = of_weights.shape[0]
     if of_weights.numel() > 1:
-        of_weights = of_weights[group.clamp(max=groups - 1)]
+        of_weights = of_weights[expert.clamp(max=of_weights.shape[0] - 1)]
     return product.float().mul_(of_rows).mul_(of_weights)
 
 
@@ -150,8 +149,8 @@ def _nvfp4_grouped_mm(
     dtype: torch.dtype,
     out: Tensor | None = None,
 ) -> Tensor:
-    rows, (groups, n, packed) = x_fp4.shape[0], w_fp4.shape
-    if x_layout == w_layout == "linear" and _reads_as_stored(x_fp4.device, rows, groups):
+    rows, (experts, n, packed) = x_fp4.shape[0], w_fp4.shape
+    if x_layout == w_layout == "linear" and _reads_as_stored(x_fp4.device, rows, experts):
         arguments = {
             "x": x_fp4,
             "w_fp4": w_fp4,
@@ -167,22 +166,22 @@ def _nvfp4_grouped_mm(
     # Codes times block scales are exact in bf16; the gsas follow after the sum.
     one = torch.ones(1, dtype=torch.float32, device=x_fp4.device)
     x = NVFP4Tensor(x_fp4.view(FP4_DTYPE), x_sf, one, scale_layout=x_layout)
-    if w_layout == "linear" and _has_tiles(x_fp4.device, packed * CODES_PER_BYTE, groups):
+    if w_layout == "linear" and _has_tiles(x_fp4.device, packed * CODES_PER_BYTE, experts):
         weights = w_fp4, w_sf, w_gsa
         return _tiled_product(x, x_gsa, weights, offsets=offsets, dtype=dtype, out=out)
     w = NVFP4Tensor(w_fp4.view(FP4_DTYPE), w_sf, one, scale_layout=w_layout)
     a, b = (dequantize_nvfp4(q, torch.bfloat16) for q in (x, w))
-    assert b.shape == (groups, n, packed * CODES_PER_BYTE)
+    assert b.shape == (experts, n, packed * CODES_PER_BYTE)
     if has_grouped_mm(a.device):
         ends = _ends(offsets, rows)
         product = _grouped_bf16(a, b, ends)
     else:
         ends = offsets
         product = _looped(a, b, offsets).to(torch.bfloat16)
-    group = _group_of_each(ends, rows)
-    w_scales = w_gsa.view(groups, n) if w_gsa.numel() > 1 else w_gsa.view(1, 1)
-    y = _scaled(product, x_gsa.view(-1, 1), w_scales, group)
-    return _given(y.masked_fill_((group == groups)[:, None], 0), dtype, out)
+    expert = _expert_of_each(ends, rows)
+    w_scales = w_gsa.view(experts, n) if w_gsa.numel() > 1 else w_gsa.view(1, 1)
+    y = _scaled(product, x_gsa.view(-1, 1), w_scales, expert)
+    return _given(y.masked_fill_((expert == experts)[:, None], 0), dtype, out)
 
 
 def _fp8_grouped_mm(
@@ -195,15 +194,15 @@ def _fp8_grouped_mm(
     out: Tensor | None = None,
 ) -> Tensor:
     _check_memory(out, (x, x_scales), (w, w_scales), offsets)
-    rows, (groups, n, k) = x.shape[0], w.shape
+    rows, (experts, n, k) = x.shape[0], w.shape
     x, w = x.contiguous(), w.contiguous()  # rows may be strided
     if not has_grouped_mm(x.device):
-        group = _group_of_each(offsets, rows)
+        expert = _expert_of_each(offsets, rows)
         product = _looped(x, w, offsets)
-        y = _scaled(product, x_scales, w_scales, group)
+        y = _scaled(product, x_scales, w_scales, expert)
     else:
         ends = _ends(offsets, rows)
-        group = _group_of_each(ends, rows)
+        expert = _expert_of_each(ends, rows)
         if k % _ALIGNED or n % _ALIGNED:
             x, w = _padded(x, 0, k), _padded(w, n, k)
             w_scales = functional.pad(w_scales, (0, -n % _ALIGNED))
@@ -219,9 +218,9 @@ def _fp8_grouped_mm(
             )
         else:
             product = _grouped_bf16(x.to(torch.bfloat16), w.to(torch.bfloat16), ends)
-            y = _scaled(product, x_scales, w_scales, group)
+            y = _scaled(product, x_scales, w_scales, expert)
         y = y[:, :n]
-    y.masked_fill_((group == groups)[:, None], 0)
+    y.masked_fill_((expert == experts)[:, None], 0)
     if dtype != torch.bfloat16:
         y = y.to(torch.bfloat16)  # as the kernels round it
     return _given(y, dtype, out)
@@ -332,8 +331,8 @@ def grouped_linear(
       copied to ``out``.
 
     These do not synchronize, and can be captured. Elsewhere, including the CPU, the same operands
-    are multiplied group by group with fp32 sums and the same rounding, and the CPU reads the sizes
-    of the groups.
+    are multiplied expert by expert with fp32 sums and the same rounding, and the CPU reads how
+    many rows each has.
 
     Args:
         q: (T, K), rows sorted by expert: NVFP4 of any layout and granularity, or
@@ -498,9 +497,9 @@ def _stacked_fp8(weights: Sequence[QuantizedTensor]) -> Any:
 
 def _stacked_nvfp4(weights: Sequence[NVFP4Tensor]) -> Any:
     rows, cols = weights[0].shape
-    groups = ceil_div(cols, NVFP4_BLOCK)
+    blocks = ceil_div(cols, NVFP4_BLOCK)
     linear = [
-        w.x_sf if w.scale_layout == "linear" else unswizzle_128x4(w.x_sf, rows, groups)
+        w.x_sf if w.scale_layout == "linear" else unswizzle_128x4(w.x_sf, rows, blocks)
         for w in weights
     ]
     return replace(

@@ -282,7 +282,7 @@ GSA = Number(
     ". Leave it out to compute it",
     "gsa",
 )
-_MAKER = "QuantizedActivation.empty(shape, ...)"
+_MAKER = "NVFP4Tensor.empty(shape, ...)"
 _ROTATION = {"signs": SIGNS, "cos": FP32, "sin": FP32}
 _CHOICES = {"rotate": ROTATIONS, "rounding": ROUNDINGS, "scale_layout": SCALE_LAYOUTS}
 

@@ -575,11 +575,6 @@ class Op:
         """All arguments by name: the dispatcher leaves out what equals its default."""
         return {**self._defaults, **dict(zip(self.names, args)), **kwargs}  # noqa: B905
 
-    def _complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """All arguments by position, in the schema's order."""
-        arguments = self._named(args, kwargs)
-        return [arguments[name] for name in self.names]
-
     def _check_memory(self, arguments: Arguments, buffers: Sequence[Tensor] = ()) -> None:
         written: list[tuple[str, Tensor]] = []
         read: list[tuple[str, Tensor]] = []

@@ -13,6 +13,7 @@ import torch
 
 import jitquant
 from jitquant.loader.request.sources import kernel_names
+from jitquant.ops import ALL_OPS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -32,6 +33,13 @@ REPLACED = (
     "deinterleave_quantize_nvfp4_cuda",
     "deinterleave_amax_quantize_nvfp4_fused",
 )
+
+OPS = {op.function: op for op in ALL_OPS}
+ALSO = {
+    "quantize_nvfp4_from_buffer": "quantize_nvfp4",
+    "deinterleave_quantize_from_buffer": "deinterleave_quantize_nvfp4",
+}
+"""Compiled functions that are those of another module under a name of their own."""
 
 
 def _anchors(path: Path) -> set[str]:
@@ -104,5 +112,7 @@ def test_coming_from_names_modules_and_functions_that_exist() -> None:
         bindings = ROOT / "kernels_cu" / "bindings"
         written = (bindings / f"{module}.cpp", bindings / "declared" / f"{module}.h")
         names = "".join(path.read_text() for path in written if path.exists())
-        for function in re.findall(r"`(\w+)\(", functions):
+        for function, arguments in re.findall(r"`(\w+)\(([\w, ]+)\)`", functions):
             assert f'"{function}"' in names, f"{module}.{function}"
+            op = OPS[ALSO.get(function, function)]
+            assert arguments.split(", ") == op.names[: arguments.count(",") + 1], function

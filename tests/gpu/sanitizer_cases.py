@@ -122,7 +122,7 @@ def eight_bit_groups(x: torch.Tensor) -> None:
         both.quantize_mxfp8_both(x, scale_layout=layout, **fp8)
 
 
-def groups_of_a_buffer() -> None:
+def ragged_tensors() -> None:
     """Tensors in one buffer, with gaps, empty ones, and a last block that is not whole."""
     back, fp8, nvfp4, grad, mxfp8 = (
         get_cuda_module(name, [f"{name}.cu"])
@@ -170,7 +170,7 @@ def groups_of_a_buffer() -> None:
             )
 
 
-def halves_of_a_group(module) -> None:  # type: ignore[no-untyped-def]
+def halves_over_a_process_group(module) -> None:  # type: ignore[no-untyped-def]
     """Amaxes, and quantization with an amax that is given."""
     amax, fused = module("amax").amax, module("fused_amax_quantize")
     fp8, silu = module("quantize_fp8"), module("swiglu_quantize")
@@ -334,8 +334,8 @@ def main() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 272, 16)):
             eight_bit_groups(torch.randn(rows, cols + gap).to(dtype).cuda()[:, :cols])
-    groups_of_a_buffer()
-    halves_of_a_group(module)
+    ragged_tensors()
+    halves_over_a_process_group(module)
     recipes(module)
     long_and_many_rows(module)
     products(module("nvfp4_linear").nvfp4_linear)

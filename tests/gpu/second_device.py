@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from torch.utils import _pytree as pytree
 
 import jitquant
 from jitquant import NVFP4Tensor
+
+sys.path.append(str(Path(__file__).parents[1]))  # where this is a program
+import one_tensor
 
 J = jitquant
 _generator = torch.Generator().manual_seed(0)
@@ -60,7 +64,12 @@ def _delayed(to: To) -> Any:
     return [scaling.quantize(to(_X)) for _ in range(3)]
 
 
+def _alone(function: Callable[[Tensor], Any]) -> Callable[[To], Any]:
+    return lambda to: function(to(_X))
+
+
 CASES: dict[str, Callable[[To], Any]] = {
+    **{name: _alone(function) for name, function in one_tensor.functions().items()},
     # Of a process group, whose tensors are sharded, the first half is an op of its own.
     "amax_gsa": lambda to: (J.amax_gsa(to(_X)), torch.ops.jitquant.amax(to(_X))),
     "deinterleave_quantize_nvfp4": lambda to: J.deinterleave_quantize_nvfp4(to(_X), 512),
@@ -82,8 +91,6 @@ CASES: dict[str, Callable[[To], Any]] = {
         to(_X[:20].sign()), _experts(48, to(_X).device), to(torch.tensor([3, 20]))
     ),
     "nvfp4_linear": _linear,
-    "quantize_block": lambda to: J.quantize_block(to(_X)),
-    "quantize_block_both": lambda to: J.quantize_block_both(to(_X)),
     "quantize_fp8": lambda to: (
         J.quantize_fp8(to(_X)),
         J.quantize_fp8(to(_X), scale=2.0),
@@ -94,15 +101,12 @@ CASES: dict[str, Callable[[To], Any]] = {
         J.quantize_per_token_group(to(_X)),
         J.quantize_per_token_group(to(_X), rotate="128"),
     ),
-    "quantize_per_token_group_both": lambda to: J.quantize_per_token_group_both(to(_X)),
     "quantize_ragged": lambda to: [
         J.quantize_ragged(to(_X), to(_AT), format=f) for f in ("fp8_tensor", "nvfp4", "mxfp8")
     ],
     "quantize_ragged_grad": lambda to: J.quantize_ragged_grad(to(_X), to(_AT)),
     "ragged_offsets": lambda to: J.ragged_offsets(to(torch.tensor([3, 0, 5])), 16),
     "quantize_mxfp4": lambda to: J.quantize_mxfp4(to(_X), rotate="128"),
-    "quantize_mxfp8": lambda to: J.quantize_mxfp8(to(_X)),
-    "quantize_mxfp8_both": lambda to: J.quantize_mxfp8_both(to(_X)),
     "quantize_nvfp4": lambda to: (
         J.quantize_nvfp4(to(_X)),
         J.quantize_nvfp4(to(_X), to(torch.tensor([0.002]))),
@@ -110,7 +114,6 @@ CASES: dict[str, Callable[[To], Any]] = {
             to(_X), rotate="te", rounding="stochastic", rng_state=to(torch.tensor([1, 2]))
         ),
     ),
-    "quantize_weight_nvfp4": lambda to: J.quantize_weight_nvfp4(to(_X)),
     "rmsnorm_quantize_fp8": lambda to: J.rmsnorm_quantize_fp8(to(_X), to(_WEIGHT), scale=2.0),
     "rmsnorm_quantize_per_token_group": lambda to: J.rmsnorm_quantize_per_token_group(
         to(_X), to(_WEIGHT)
@@ -118,8 +121,6 @@ CASES: dict[str, Callable[[To], Any]] = {
     "rmsnorm_quantize_nvfp4": lambda to: J.rmsnorm_quantize_nvfp4(
         to(_X), to(_WEIGHT), residual=to(_X.flip(0))
     ),
-    "swiglu_quantize_fp8": lambda to: J.swiglu_quantize_fp8(to(_X)),
-    "swiglu_quantize_per_token_group": lambda to: J.swiglu_quantize_per_token_group(to(_X)),
     "DelayedScaling": _delayed,
 }
 """Calls of each public function, with its tensors moved by ``to``, that take every module."""

@@ -175,7 +175,7 @@ def test_both_ways_give_the_same_bytes(name: str) -> None:
             args, kwargs = sample.make("cuda")
             op.default(*args, **kwargs)
             args, kwargs = sample.make("cuda")
-            named = dict(zip(op.names, op._complete(args, kwargs), strict=True))
+            named = op._named(args, kwargs)
             results = (
                 op.direct(named) if way == "direct" else op.compiled().default(*args, **kwargs)
             )
@@ -191,7 +191,7 @@ def test_both_ways_give_the_same_bytes(name: str) -> None:
                 assert torch.equal(bytes_of(a), bytes_of(b)), sample
             args, kwargs = sample.make("cuda")
             buffers = poisoned_buffers(op, args, kwargs)
-            named = dict(zip(op.names, op._complete(args, kwargs), strict=True))
+            named = op._named(args, kwargs)
             assert op.direct(named, tuple(buffers.values())) is None
             for a, b in zip(buffers.values(), ways[0], strict=False):
                 assert torch.equal(bytes_of(a), bytes_of(b)), sample

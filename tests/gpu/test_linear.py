@@ -13,7 +13,7 @@ from samples_linear import packed
 from torch import Tensor
 
 import jitquant
-from jitquant import NVFP4Tensor, QuantizedActivation, reference
+from jitquant import NVFP4Tensor, reference
 from jitquant.numerics.linear import refold_e4m3
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
@@ -27,25 +27,21 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 2.0**-22}
 
 
-def _weight(n: int, k: int, seed: int = 0) -> QuantizedActivation:
+def _weight(n: int, k: int, seed: int = 0) -> NVFP4Tensor:
     codes, scales = (t.cuda() for t in packed(n, k, seed))
     gsa = torch.tensor([0.0007], device="cuda")
-    return QuantizedActivation(
-        codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e4m3fn), gsa
-    )
+    return NVFP4Tensor(codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e4m3fn), gsa)
 
 
-def _packed_rows(rows: int, k: int, gsas: int) -> QuantizedActivation:
+def _packed_rows(rows: int, k: int, gsas: int) -> NVFP4Tensor:
     codes = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device="cuda")
     # Of 2^-2 to 2^2.
     scales = torch.randint(0x28, 0x48, (rows, k // 16), dtype=torch.uint8, device="cuda")
     gsa = torch.rand(gsas, device="cuda") + 0.5
-    return QuantizedActivation(
-        codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e4m3fn), gsa
-    )
+    return NVFP4Tensor(codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e4m3fn), gsa)
 
 
-def _values(q: QuantizedActivation) -> Tensor:
+def _values(q: NVFP4Tensor) -> Tensor:
     one = torch.ones(1, device="cuda")
     plain = reference.dequantize_nvfp4(q.x_fp4, q.x_sf, one, dtype=torch.float32)[0].double()
     return plain * q.gsa.double().reshape(-1, 1)
@@ -112,7 +108,7 @@ def test_the_longest_rows(rows: int) -> None:
     x = torch.randint(-2, 3, (rows, k), device="cuda").bfloat16()
     codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
     ones = torch.full((n, k // 16), 0x38, dtype=torch.uint8, device="cuda")
-    w = QuantizedActivation(
+    w = NVFP4Tensor(
         codes.view(torch.float4_e2m1fn_x2),
         ones.view(torch.float8_e4m3fn),
         torch.ones(1, device="cuda"),
@@ -156,7 +152,7 @@ def test_every_code_times_every_scale(rows: int, dtype: torch.dtype) -> None:
     codes = torch.arange(64, device="cuda").add(1).remainder(16).to(torch.uint8)
     packed_codes = (codes[::2] | codes[1::2] << 4).expand(256, 32).contiguous()
     scales = torch.arange(256, device="cuda").to(torch.uint8)[:, None].expand(256, 4).contiguous()
-    w = QuantizedActivation(
+    w = NVFP4Tensor(
         packed_codes.view(torch.float4_e2m1fn_x2),
         scales.view(torch.float8_e4m3fn),
         torch.ones(1, device="cuda"),
@@ -190,7 +186,7 @@ def test_quantized_rows_take_up_to_two_launches_and_the_same_bits_each_time(rows
     out = torch.empty(rows, 4096, device="cuda", dtype=torch.bfloat16)
 
     def call(t: Tensor) -> Tensor:
-        q = QuantizedActivation(t.view(torch.float4_e2m1fn_x2), x.x_sf, x.gsa)
+        q = NVFP4Tensor(t.view(torch.float4_e2m1fn_x2), x.x_sf, x.gsa)
         return jitquant.nvfp4_linear(q, w, out=out)
 
     first = call(x.x_fp4_bytes).clone()

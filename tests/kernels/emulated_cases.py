@@ -271,15 +271,15 @@ def _bounded() -> Iterator[Sample]:
         yield _case("rmsnorm_quantize_per_token_group", what, args, **how)
 
 
-def _many_groups() -> Iterator[Sample]:
-    # Ranges of more tiles than those that come first, and hundreds of groups in a piece of one.
+def _many_segments() -> Iterator[Sample]:
+    # Ranges of more tiles than those that come first, and hundreds of segments in a piece of one.
     close = torch.arange(50_003, 53_000, 7)
     offsets = torch.cat((torch.tensor([0, 20_000]), close, torch.tensor([110_000, 170_000])))
     x = randn(170_000, dtype=torch.float32) * torch.logspace(-3, 3, 170_000)
     args = (x.bfloat16(), offsets)
     yield _case("quantize_ragged_fp8", "many", args, dtype=torch.float8_e4m3fn)
     yield _case("quantize_ragged_nvfp4", "many", args)
-    # Groups of a few rows of a few columns: many in a step, and some of them in two ranges.
+    # Segments of a few rows of a few columns: many in a step, and some of them in two ranges.
     ends = (torch.arange(70) % 12).cumsum(0)
     for cols, scale in itertools.product((1, 5, 16), (None, torch.linspace(3.0, 200.0, 69))):
         args = (_finite((int(ends[-1]) + 2, cols), torch.bfloat16), ends, scale)
@@ -288,7 +288,7 @@ def _many_groups() -> Iterator[Sample]:
 
 
 def _ragged() -> Iterator[Sample]:
-    # A group over several ranges, one of a few elements, an empty one, a gap, one to the end.
+    # A segment over several ranges, one of a few elements, an empty one, a gap, one to the end.
     offsets = torch.tensor([0, 30000, 30016, 30016, 47003, 60000])
     sizes = torch.tensor([29000, 16, 0, 16987, 13000])
     scale = torch.linspace(3.0, 200.0, 5)
@@ -325,7 +325,7 @@ def _ragged() -> Iterator[Sample]:
 
 
 def _buffer(made: random.Random) -> tuple[Tensor, Tensor, int]:
-    """Offsets, sizes and the buffer's elements: groups of nothing, of few, within a step, over
+    """Offsets, sizes and the buffer's elements: segments of nothing, of few, within a step, over
     ranges; with gaps, and something before and behind them."""
     count, longest = made.choice((1, 3, 32, 65, 300)), made.choice((12, 1200, 40_000))
     decay = made.choice((1, 12))  # alike, or few large ones
@@ -340,7 +340,7 @@ def _buffer(made: random.Random) -> tuple[Tensor, Tensor, int]:
     return offsets, torch.tensor(sizes), int(offsets[-1]) + made.choice((0, 7, 9000))
 
 
-def _any_groups(seed: int, count: int) -> Iterator[Sample]:
+def _any_segments(seed: int, count: int) -> Iterator[Sample]:
     made = random.Random(seed)
     for i in range(count):
         dtype, f = made.choice(DTYPES), made.choice(FP8_DTYPES)
@@ -362,7 +362,7 @@ def _any_groups(seed: int, count: int) -> Iterator[Sample]:
         parts = reference.quantize_ragged_fp8(x, offsets, sizes=of, dtype=f)
         args = (*parts[:2], offsets)
         yield _case("dequantize_ragged_fp8", (i,), args, sizes=of, dtype=dtype)
-        # Ranges are whole rows there, so a group of few elements may lie in several.
+        # Ranges are whole rows there, so a segment of few elements may lie in several.
         cols = made.choice((1, 3, 7, 16, 40, 500))
         rows = torch.tensor([made.randrange(9 if cols < 100 else 60) for _ in range(80)])
         ends = torch.nn.functional.pad(rows.cumsum(0), (1, 0))
@@ -595,9 +595,9 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "dequantize": _dequantize,
     "groups": _groups,
     "bounded elements": _bounded,
-    "many groups": _many_groups,
+    "many segments": _many_segments,
     "ragged": _ragged,
-    "any groups": functools.partial(_any_groups, 11, 50),
+    "any segments": functools.partial(_any_segments, 11, 50),
     "odd widths": _odd_widths,
     "anywhere": _anywhere,
     "long": _long,
@@ -607,7 +607,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "small gates": _small_gates,
 }
 MORE: dict[str, Callable[[], Iterator[Sample]]] = {
-    "many more groups": functools.partial(_any_groups, 12, 200),
+    "many more segments": functools.partial(_any_segments, 12, 200),
     "all edges": _edges,
     "all experts": lambda: iter(more_experts()[1::2]),
 }

@@ -287,7 +287,7 @@ def test_products_of_one_row_that_is_expanded(machine: Machine, rows: int) -> No
     _check(machine, sample, [(HOPPER, False)])
 
 
-def test_sums_of_many_groups(machine: Machine) -> None:
+def test_sums_of_many_segments(machine: Machine) -> None:
     """So many that each has a whole thread block for its sums, the last with two columns."""
     grad = torch.arange(330 * 1026).reshape(330, 1026).mul(7).remainder(9).sub(4).bfloat16()
     offsets = 1026 * torch.arange(0, 331, 5)

@@ -193,7 +193,7 @@ def test_files(kind: str, names: tuple[str, ...], recipe: Any, tmp_path: Path) -
     for name, want in ((gate, fused[:size]), (up, fused[size:]), (down, experts.down_proj[2])):
         base = f"model.layers.1.{owner}.experts.2.{name}"
         if recipe == "nvfp4":
-            q = jitquant.QuantizedActivation(
+            q = jitquant.NVFP4Tensor(
                 tensors[f"{base}.weight_packed"].view(torch.float4_e2m1fn_x2),
                 tensors[f"{base}.weight_scale"],
                 1 / tensors[f"{base}.weight_global_scale"],

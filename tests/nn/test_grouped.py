@@ -37,7 +37,7 @@ FORMATS = NVFP4 | FP8
 OFFSETS = {
     "even": [16, 32, 48, 64],
     "uneven": [1, 2, 50, 64],
-    "empty groups": [0, 30, 30, 64],
+    "empty experts": [0, 30, 30, 64],
     "rows left": [5, 9, 20, 33],
     "no rows used": [0, 0, 0, 0],
 }
@@ -50,7 +50,7 @@ def experts(*, cols: int = IN, out: int = OUT) -> Tensor:
 
 
 def wanted(q: Any, weights: Any, offsets: list[int]) -> Tensor:
-    """In float64, group by group."""
+    """In float64, expert by expert."""
     x, w = (t.dequantize(torch.float32).double() for t in (q, weights))
     y = torch.zeros(x.shape[0], w.shape[1], dtype=torch.float64)
     for expert, (begin, end) in enumerate(zip([0, *offsets], offsets, strict=False)):
@@ -149,16 +149,16 @@ def test_compile() -> None:
 
 
 def as_grouped_gemm(a: Tensor, b: Tensor, ends: Tensor, poison: float = torch.nan) -> Tensor:
-    """What PyTorch's grouped GEMMs do, group by group: past the last end nothing is written."""
+    """What PyTorch's grouped GEMMs do, expert by expert: past the last end nothing is written."""
     assert a.is_contiguous()
     assert b.transpose(-2, -1).is_contiguous()
     assert ends.dtype == torch.int32
     assert a.shape[1] * a.element_size() % 16 == 0
     y = torch.full((a.shape[0], b.shape[-1]), poison)
     begin = 0
-    for group, end in enumerate(ends.tolist()):
+    for expert, end in enumerate(ends.tolist()):
         assert begin <= end <= a.shape[0]
-        y[begin:end] = a[begin:end].float() @ b[group].float()
+        y[begin:end] = a[begin:end].float() @ b[expert].float()
         begin = end
     return y
 
@@ -184,8 +184,8 @@ def grouped_gemms(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         assert scale_b.is_contiguous()
         assert b.shape[2] % 16 == 0
         y = as_grouped_gemm(a, b, offs)
-        group = torch.bucketize(torch.arange(len(a)), offs, right=True).clamp(max=len(b) - 1)
-        return (y * scale_a[:, None] * scale_b[group]).to(given["output_dtype"])
+        expert = torch.bucketize(torch.arange(len(a)), offs, right=True).clamp(max=len(b) - 1)
+        return (y * scale_a[:, None] * scale_b[expert]).to(given["output_dtype"])
 
     monkeypatch.setattr(_grouped, "grouped_mm", grouped_mm)
     monkeypatch.setattr(_grouped.functional, "scaled_grouped_mm", scaled_grouped_mm)
@@ -315,7 +315,7 @@ def test_errors(kind: str) -> None:
     for wrong in ([32, 16, 48, 64], [16, 32, 48, 65], [-1, 2, 3, 4]):
         with pytest.raises(
             ValueError,
-            match=r"offsets\[\d\]: expected ascending ends of groups, .* got -?\d+ after \d+",
+            match=r"offsets\[\d\]: expected ascending ends of the experts' .* got -?\d+ after \d+",
         ):
             grouped_linear(q, w, torch.tensor(wrong))
 

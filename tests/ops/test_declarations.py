@@ -286,15 +286,14 @@ def test_a_direct_function_gets_all_arguments(
     op: Op, modules: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args, kwargs = first_with_residual(op).make("cpu")
-    complete = op._complete(args, kwargs)
-    names = [a.name for a in op.default._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    for name, value, argument in zip(names, complete, op.default._schema.arguments, strict=True):
-        if name in given:
-            assert value is given[name]
+    named = op._named(args, kwargs)
+    complete = [named[name] for name in op.names]
+    given = dict(zip(op.names, args, strict=False)) | kwargs
+    for argument in op.default._schema.arguments:
+        if argument.name in given:
+            assert named[argument.name] is given[argument.name]
         else:
-            assert value == argument.default_value
-    named = dict(zip(op.names, complete, strict=True))
+            assert named[argument.name] == argument.default_value
     assert op.direct(named) is NotImplemented  # nothing is loaded
     assert modules == []
     op.compiled()

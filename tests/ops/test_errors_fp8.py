@@ -37,8 +37,8 @@ def cases(device: str) -> dict[str, Case]:
             setattr(out, name, value)
         return out
 
-    def changed_groups(format: str = "fp8_tensor", **parts: Any) -> QuantizedRaggedTensor:
-        """Fitting buffers for the groups of X with some parts changed."""
+    def changed_ragged(format: str = "fp8_tensor", **parts: Any) -> QuantizedRaggedTensor:
+        """Fitting buffers for the ragged X with some parts changed."""
         out = QuantizedRaggedTensor.empty((4, 32), offsets, format=format)
         for name, value in parts.items():
             setattr(out, name, value)
@@ -57,7 +57,7 @@ def cases(device: str) -> dict[str, Case]:
         "empty": empty,
         "by_group": by_group,
         "changed": changed,
-        "changed_groups": changed_groups,
+        "changed_ragged": changed_ragged,
         "codes": partial(torch.empty, device=device, dtype=torch.float8_e4m3fn),
         "X": x,
         "W": torch.ones(32, device=device),
@@ -66,7 +66,7 @@ def cases(device: str) -> dict[str, Case]:
         "AT": offsets,
         "ONE": torch.ones(1, device=device),
         "Q": jitquant.quantize_fp8(x),
-        "GROUPS": jitquant.quantize_ragged(x, offsets),
+        "RAGGED": jitquant.quantize_ragged(x, offsets),
         "SQUARE": randn(32, 32),
         "BUFFERS": empty((32, 32), format="mxfp8"),
     }

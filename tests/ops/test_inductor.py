@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import one_tensor
 import pytest
 import torch
 from samples import byte_view, randn
@@ -79,15 +80,24 @@ def both(**form: Any) -> Callable[[int], tuple[QuantizedTensor, QuantizedTensor]
     )
 
 
-def groups(**form: Any) -> Callable[[int], QuantizedRaggedTensor]:
+def ragged(**form: Any) -> Callable[[int], QuantizedRaggedTensor]:
     return lambda rows: QuantizedRaggedTensor.empty((rows, COLS), offsets(), **form)
+
+
+def values(rows: int = ROWS) -> Tensor:
+    return randn(rows, COLS, dtype=torch.float32)
+
+
+def like(t: Tensor) -> Callable[[int], Tensor]:
+    shape, dtype = t.shape, t.dtype
+    return lambda rows: torch.empty(shape, dtype=dtype)
 
 
 GROUP = {"format": "fp8_group", "group_size": 16}
 BLOCK = {"format": "fp8_block", "block": (16, 16)}
 
 CASES = {
-    "amax_gsa": Case(jitquant.amax_gsa, lambda rows: floats(1)),
+    **{name: Case(f, like(f(values()))) for name, f in one_tensor.functions("Tensor").items()},
     "quantize_nvfp4": Case(jitquant.quantize_nvfp4, activation()),
     "quantize_nvfp4-row": Case(
         lambda x, **out: jitquant.quantize_nvfp4(x, granularity="row", **out),
@@ -231,15 +241,15 @@ CASES = {
         lambda rows: floats(rows, COLS),
     ),
     "quantize_ragged": Case(
-        lambda x, **out: jitquant.quantize_ragged(x, offsets(), **out), groups()
+        lambda x, **out: jitquant.quantize_ragged(x, offsets(), **out), ragged()
     ),
     "quantize_ragged-nvfp4": Case(
         lambda x, **out: jitquant.quantize_ragged(x, offsets(), format="nvfp4", **out),
-        groups(format="nvfp4"),
+        ragged(format="nvfp4"),
     ),
     "quantize_ragged_grad": Case(
         lambda x, **out: jitquant.quantize_ragged_grad(x, offsets(), **out),
-        groups(dtype=torch.float8_e5m2, dbias=True),
+        ragged(dtype=torch.float8_e5m2, dbias=True),
     ),
     "dequantize_ragged": Case(
         lambda x, **out: jitquant.dequantize_ragged(
@@ -274,10 +284,6 @@ def same(a: Any, b: Any) -> bool:
         and torch.equal(byte_view(t.contiguous()), byte_view(u.contiguous()))
         for t, u in leaves
     )
-
-
-def values(rows: int = ROWS) -> Tensor:
-    return randn(rows, COLS, dtype=torch.float32)
 
 
 def test_every_function_is_here() -> None:

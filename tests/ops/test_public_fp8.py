@@ -544,12 +544,12 @@ def test_buffers_that_do_not_fit_reach_no_direct_call(direct: list[str]) -> None
         match=r"out\[1\]\.amax: expected None for this call of quantize_mxfp8_both, got a buffer",
     ):
         jitquant.quantize_mxfp8_both(x, out=(first, second))
-    groups = QuantizedRaggedTensor.empty((32, 32), at)
-    groups.block_scales = torch.empty(64, dtype=E4M3)
+    ragged = QuantizedRaggedTensor.empty((32, 32), at)
+    ragged.block_scales = torch.empty(64, dtype=E4M3)
     with pytest.raises(
         ValueError, match=r"out\.block_scales: expected None with format 'fp8_tensor', got a buffer"
     ):
-        jitquant.quantize_ragged(x, at, out=groups)
+        jitquant.quantize_ragged(x, at, out=ragged)
     assert direct == []
 
 

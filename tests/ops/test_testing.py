@@ -54,7 +54,7 @@ def _calls() -> dict[str, tuple[Callable[[], Any], list[str]]]:
     weight = torch.ones(32)
     q, q8 = J.quantize_nvfp4(x), J.quantize_fp8(x)
     at, ends = torch.tensor([0, 32, 64]), [32, 64]
-    groups = J.quantize_ragged(flat, at)
+    ragged = J.quantize_ragged(flat, at)
 
     def offsets(*values: int, sizes: list[int] | None = None, **how: Any) -> Callable[[], Any]:
         given = None if sizes is None else torch.tensor(sizes)
@@ -87,7 +87,7 @@ def _calls() -> dict[str, tuple[Callable[[], Any], list[str]]]:
         ),
         "offsets of codes": (
             lambda: J.dequantize_ragged(
-                J.QuantizedRaggedTensor(**{**vars(groups), "offsets": torch.tensor([0, 64, 32])})
+                J.QuantizedRaggedTensor(**{**vars(ragged), "offsets": torch.tensor([0, 64, 32])})
             ),
             ["dequantize_ragged_fp8: offsets: expected", "got [0, 64, 32]"],
         ),

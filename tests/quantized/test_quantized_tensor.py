@@ -56,7 +56,7 @@ def made(shape: tuple[int, ...] = (6, 40)) -> dict[str, QuantizedTensor]:
 
 
 MADE = made()
-GROUPS = {
+RAGGED = {
     "fp8": jitquant.quantize_ragged(randn(80), OFFSETS),
     "sizes": jitquant.quantize_ragged(randn(5, 16), OFFSETS // 16, sizes=torch.tensor([1, 0, 2])),
     "nvfp4": jitquant.quantize_ragged(randn(80), OFFSETS, format="nvfp4", recipe="vllm"),
@@ -64,7 +64,7 @@ GROUPS = {
     "grad": jitquant.quantize_ragged_grad(randn(5, 16), OFFSETS // 16),
 }
 every = pytest.mark.parametrize("name", MADE)
-every_groups = pytest.mark.parametrize("name", GROUPS)
+every_ragged = pytest.mark.parametrize("name", RAGGED)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -187,7 +187,7 @@ def test_other_descriptions_are_other_trees() -> None:
     assert pytree.tree_structure(a) != pytree.tree_structure(b)
 
 
-@pytest.mark.parametrize("q", [*MADE.values(), *GROUPS.values()], ids=[*MADE, *GROUPS])
+@pytest.mark.parametrize("q", [*MADE.values(), *RAGGED.values()], ids=[*MADE, *RAGGED])
 def test_copies(q: QuantizedTensor | QuantizedRaggedTensor) -> None:
     assert q.to("cpu") is q
     assert q.to("meta").device.type == "meta"
@@ -208,7 +208,7 @@ def test_copies(q: QuantizedTensor | QuantizedRaggedTensor) -> None:
         q.to(torch.float32)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("q", [*MADE.values(), *GROUPS.values()], ids=[*MADE, *GROUPS])
+@pytest.mark.parametrize("q", [*MADE.values(), *RAGGED.values()], ids=[*MADE, *RAGGED])
 def test_safetensors(q: QuantizedTensor | QuantizedRaggedTensor, tmp_path: Path) -> None:
     path = tmp_path / "q.safetensors"
     save_file(q.tensors(), path, metadata={**q.metadata(), "other": "text"})
@@ -384,9 +384,9 @@ def test_validate(name: str, changes: dict[str, Any], error: type[Exception], te
         q.validate()
 
 
-@every_groups
-def test_groups(name: str) -> None:
-    q = GROUPS[name]
+@every_ragged
+def test_ragged(name: str) -> None:
+    q = RAGGED[name]
     assert len(q) == q.num_segments == 3
     q.validate()
     if name == "mxfp8":
@@ -413,7 +413,7 @@ def test_groups(name: str) -> None:
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
-def test_groups_empty_refuses() -> None:
+def test_ragged_empty_refuses() -> None:
     with pytest.raises(
         ValueError, match="format: expected one of 'fp8_tensor', 'nvfp4', 'mxfp8', got 'fp8'"
     ):
@@ -454,10 +454,10 @@ BOUNDS: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "error", "text"), BOUNDS)
-def test_bounds_of_groups(changes: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_bounds_of_segments(changes: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=f"^{text}"):
         QuantizedRaggedTensor.empty((80,), **{"offsets": OFFSETS, **changes})
-    q = copy.copy(GROUPS["fp8"])
+    q = copy.copy(RAGGED["fp8"])
     vars(q).update(changes)
     with pytest.raises(error, match=rf"^q\.{text}"):
         q.validate()
@@ -546,10 +546,10 @@ def test_bounds_of_groups(changes: dict[str, Any], error: type[Exception], text:
         ),
     ],
 )
-def test_groups_validate(
+def test_ragged_validates(
     name: str, changes: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    q = copy.copy(GROUPS[name])
+    q = copy.copy(RAGGED[name])
     vars(q).update(changes)
     with pytest.raises(error, match=text):
         q.validate()

@@ -34,11 +34,11 @@ MADE: dict[str, Callable[[], Any]] = {
     ),
     "int8 block": lambda: jitquant.quantize_block(randn(32, 64), (16, 16), dtype=torch.int8),
     "mxfp8": lambda: jitquant.quantize_mxfp8(randn(4, 64), scale_layout="swizzled_128x4"),
-    "groups": lambda: jitquant.quantize_ragged(randn(4, 32), OFFSETS),
-    "groups nvfp4": lambda: jitquant.quantize_ragged(
+    "ragged": lambda: jitquant.quantize_ragged(randn(4, 32), OFFSETS),
+    "ragged nvfp4": lambda: jitquant.quantize_ragged(
         randn(4, 32), OFFSETS, sizes=torch.tensor([48, 64]), format="nvfp4"
     ),
-    "groups grad": lambda: jitquant.quantize_ragged_grad(randn(4, 32), OFFSETS),
+    "ragged grad": lambda: jitquant.quantize_ragged_grad(randn(4, 32), OFFSETS),
 }
 
 WAYS: dict[str, Callable[[Any], Any]] = {}
@@ -101,7 +101,7 @@ def test_a_container(name: str, how: str) -> None:
     assert torch.equal(other.dequantize(), q.dequantize())
     pairs = zip(pytree.tree_leaves(other), pytree.tree_leaves(q), strict=True)
     assert all(t.data_ptr() != u.data_ptr() for t, u in pairs)
-    if not name.startswith("groups"):
+    if not name.startswith("ragged"):
         other.validate()
 
 

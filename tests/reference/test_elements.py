@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from jitquant import formats, reference
+from jitquant import reference
 
 from . import oracle
 
@@ -80,7 +80,10 @@ def test_e2m1_against_float64_on_a_fine_grid() -> None:
     assert torch.equal(reference.encode_e2m1(x).int() & 7, want.int())
 
 
-@pytest.mark.parametrize(("tie", "value"), formats.E2M1_TIES)
+@pytest.mark.parametrize(
+    ("tie", "value"),
+    [(0.25, 0.0), (0.75, 1.0), (1.25, 1.0), (1.75, 2.0), (2.5, 2.0), (3.5, 4.0), (5.0, 4.0)],
+)
 def test_e2m1_ties(tie: float, value: float) -> None:
     codes = reference.encode_e2m1(torch.tensor([tie, -tie]))
     assert reference.decode_e2m1(codes).tolist() == [value, -value]

@@ -14,7 +14,7 @@ from harness.bench import linear, peers_linear
 from torch import Tensor
 
 import jitquant
-from jitquant.tensors import QuantizedActivation
+from jitquant.tensors import NVFP4Tensor
 
 
 def test_every_product_is_the_weight_times_x(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,10 +36,10 @@ def test_every_product_is_the_weight_times_x(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
-    def right(w: QuantizedActivation) -> peers_linear.Product:
+    def right(w: NVFP4Tensor) -> peers_linear.Product:
         return lambda x: x @ w.dequantize(torch.bfloat16).t()
 
-    def wrong(w: QuantizedActivation) -> peers_linear.Product:
+    def wrong(w: NVFP4Tensor) -> peers_linear.Product:
         return lambda x: 1.03 * right(w)(x)
 
     shown: list[str] = []

@@ -138,11 +138,11 @@ FP8 = (
 
 def _ragged() -> Iterable[Goal]:
     """Within 5% of the same bytes as one tensor."""
-    for groups in (8, 64, 1024):
+    for segments in (8, 64, 1024):
         for op, base in (
-            (f"fp8-ragged-{groups}", "fp8-tensor"),
-            (f"fp8-ragged-{groups}-given", "fp8-tensor-given"),
-            (f"nvfp4-ragged-{groups}", "quantize-tensor"),
+            (f"fp8-ragged-{segments}", "fp8-tensor"),
+            (f"fp8-ragged-{segments}-given", "fp8-tensor-given"),
+            (f"nvfp4-ragged-{segments}", "quantize-tensor"),
         ):
             bounds = dict.fromkeys(SIZES[2:], 1.05)
             yield Goal(op, "times one tensor", Quantity(_over(base), TIMES), bounds)

@@ -16,10 +16,10 @@ from torch import Tensor
 from harness.bench import peers_vllm
 from harness.bench.kernels import first_line
 from harness.bench.peers import ABSENT
-from jitquant.tensors import QuantizedActivation
+from jitquant.tensors import NVFP4Tensor
 
 Product = Callable[[Tensor], Tensor]
-Prepare = Callable[[QuantizedActivation], Product]
+Prepare = Callable[[NVFP4Tensor], Product]
 
 _E2M1 = 0x2000000010102
 """vLLM's number of E2M1: ``scalar_types.float4_e2m1f.id``."""
@@ -47,7 +47,7 @@ def marlin_scales(scales: Tensor) -> tuple[Tensor, float]:
     return bits.view(-1, n, 2)[..., 1].contiguous().view(torch.float8_e4m3fn), max(1.0, raised)
 
 
-def _marlin(w: QuantizedActivation) -> Product:
+def _marlin(w: NVFP4Tensor) -> Product:
     ops = torch.ops._C
     n, k = w.shape
     device = w.device
@@ -72,7 +72,7 @@ def _marlin(w: QuantizedActivation) -> Product:
     return product
 
 
-def _humming(w: QuantizedActivation) -> Product:
+def _humming(w: NVFP4Tensor) -> Product:
     layer = (
         importlib.import_module("humming.layer")
         .HummingLayer(
@@ -109,7 +109,7 @@ def found(library: Path | None = None) -> dict[str, tuple[str, Prepare | None]]:
     return peers
 
 
-def is_the_product(y: Tensor, x: Tensor, w: QuantizedActivation) -> bool:
+def is_the_product(y: Tensor, x: Tensor, w: NVFP4Tensor) -> bool:
     """Whether ``y`` is ``x @ w.T``, but for bf16's rounding."""
     want = x.float() @ w.dequantize(torch.float32).t()
     return bool((y.float() - want).norm() <= 1e-2 * want.norm())

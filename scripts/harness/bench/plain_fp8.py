@@ -45,33 +45,33 @@ def quantize(x: Tensor, granularity: str = "tensor") -> Results:
     return _quantize(x.float(), granularity)
 
 
-def ragged(x: Tensor, groups: int) -> Results:
+def ragged(x: Tensor, segments: int) -> Results:
     """As many tensors of the same size, one after the other."""
-    v = x.float().view(groups, -1)
+    v = x.float().view(segments, -1)
     a = v.abs().amax(dim=-1)
     usable = (a > 0) & (a < float("inf"))
     scale = torch.where(usable, _over(TOP, a).clamp(max=FLT_MAX), 1.0)
     return _cast(v, scale[:, None]).view(x.shape), _over(1.0, scale), a
 
 
-def ragged_given(x: Tensor, scale: Tensor, groups: int) -> Results:
+def ragged_given(x: Tensor, scale: Tensor, segments: int) -> Results:
     """The same with the scales given."""
-    v = x.float().view(groups, -1)
+    v = x.float().view(segments, -1)
     return _cast(v, scale[:, None]).view(x.shape), _over(1.0, scale), v.abs().amax(dim=-1)
 
 
-def ragged_gradient(grad: Tensor, x: Tensor, groups: int) -> Results:
-    """Times the derivative of SiLU at x, of groups of as many rows; and the sums of the columns."""
+def ragged_gradient(grad: Tensor, x: Tensor, segments: int) -> Results:
+    """Times the derivative of SiLU at x, of segments of as many rows; and sums of columns."""
     v = x.float()
     s = _over(1.0, 1.0 + torch.exp(-v))
     v = grad.float() * (s * (1.0 + v * (1.0 - s)))
-    sums = v.double().view(groups, -1, x.shape[-1]).sum(dim=1).float()
-    return *ragged(v, groups), sums
+    sums = v.double().view(segments, -1, x.shape[-1]).sum(dim=1).float()
+    return *ragged(v, segments), sums
 
 
-def ragged_nvfp4(x: Tensor, groups: int) -> Results:
+def ragged_nvfp4(x: Tensor, segments: int) -> Results:
     """The same in NVFP4, of whole blocks: codes, gsa and amax of each, scales of the blocks."""
-    rows = x.view(groups, -1)
+    rows = x.view(segments, -1)
     codes, scales, gsa = quantize_nvfp4(rows, "row")
     return codes.view(-1), gsa, rows.float().abs().amax(dim=-1), scales.view(-1)
 
