@@ -86,6 +86,11 @@ def static_gsa(amaxes: Sequence[Tensor]) -> Tensor:
     return torch.where(amax > 0, 1 / (1 / gsa_from_amax(amax)), 1.0)
 
 
+def mib(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / 2**20:.1f} MiB"
+
+
 def decibels(signal: float, noise: float) -> float:
     """A ratio of energies in dB; infinite without noise."""
     if noise <= 0:

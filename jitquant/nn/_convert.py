@@ -23,6 +23,7 @@ from jitquant.nn._calibration import (
     Calibration,
     InputStatistics,
     lowest,
+    mib,
     output_sqnr,
     static_gsa,
 )
@@ -104,13 +105,13 @@ class Conversion:
         count = len(self.replaced) + len(self.skipped)
         lines = [
             f"{self.recipe}: {len(self.replaced)} of {count} layers replaced, weights "
-            f"{_mib(self.bytes_before)} -> {_mib(self.bytes_after)}"
+            f"{mib(self.bytes_before)} -> {mib(self.bytes_after)}"
         ]
         if self.model_elements:
             lines.append(
                 f"  {self.elements:,} of {self.model_elements:,} parameters quantized "
-                f"({self.elements / self.model_elements:.1%}), {_mib(self.bytes_before)} of "
-                f"{_mib(self.model_bytes)}"
+                f"({self.elements / self.model_elements:.1%}), {mib(self.bytes_before)} of "
+                f"{mib(self.model_bytes)}"
             )
         lines += [f"  in FP8: {name}: {self.sqnr[name]:.1f} dB in NVFP4" for name in self.in_fp8]
         lines += [f"  not in the calibration: {name}" for name in self.uncalibrated]
@@ -142,10 +143,6 @@ class Conversion:
 
 
 _SHOWN = 8
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
 
 
 def convert(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from jitquant.formats import GROUP_EPS_MIN, INPUT_DTYPES, one_of
-from jitquant.nn._calibration import Inputs, call_model, decibels
+from jitquant.nn._calibration import Inputs, call_model, decibels, mib
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.numerics.linear import refold_e4m3
@@ -101,8 +101,8 @@ class ModelReport:
         formats: in the requested order.
         layers: in the order of their first calls.
         skipped: names of linears that were not measured, and why.
-        elements: number of elements of the measured weights.
-        model_elements: number of elements of all parameters of the model.
+        elements, weight_bytes: number and size of the elements of the measured weights.
+        model_elements, model_bytes: of all parameters of the model.
         left: elements of each parameter that was not measured, by name: of skipped linears, and of
             anything outside of linears, such as three-dimensional experts.
     """
@@ -111,7 +111,9 @@ class ModelReport:
     layers: list[LayerReport] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     elements: int = 0
+    weight_bytes: int = 0
     model_elements: int = 0
+    model_bytes: int = 0
     left: dict[str, int] = field(default_factory=dict)
 
     def mean(self, format: str, of: Operand = "output") -> float:
@@ -181,7 +183,8 @@ class ModelReport:
             )
         share = self.elements / max(1, self.model_elements)
         lines.append(
-            f"  {self.elements:,} of {self.model_elements:,} parameters measured ({share:.1%})"
+            f"  {self.elements:,} of {self.model_elements:,} parameters measured ({share:.1%}), "
+            f"{mib(self.weight_bytes)} of {mib(self.model_bytes)}"
         )
         lines += [f"  not measured: {name}: {why}" for name, why in self.skipped.items()]
         largest = sorted(self.left.items(), key=lambda item: -item[1])
@@ -413,7 +416,9 @@ def report(
     seen = {id(measured[layer.name].linear.weight) for layer in result.layers}
     result.left = {name: p.numel() for name, p in parameters.items() if id(p) not in seen}
     result.model_elements = sum(p.numel() for p in parameters.values())
+    result.model_bytes = sum(p.nbytes for p in parameters.values())
     result.elements = result.model_elements - sum(result.left.values())
+    result.weight_bytes = sum(p.nbytes for p in parameters.values() if id(p) in seen)
     return result
 
 

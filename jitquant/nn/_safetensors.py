@@ -99,7 +99,7 @@ def read_header(path: Path) -> dict[str, Entry]:
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is truncated, or no file of safetensors.
+        ValueError: it is truncated or too long, or no file of safetensors.
     """
     size = path.stat().st_size
     header, first = _read_json(path)
@@ -129,10 +129,10 @@ def read_header(path: Path) -> dict[str, Entry]:
             )
         entries[name] = Entry(dtype, shape, first + begin, end - begin)
     needed = max((e.begin + e.size for e in entries.values()), default=first)
-    if size < needed:
+    if size != needed:
+        why = "it is truncated" if size < needed else "more follows its tensors"
         raise ValueError(
-            f"{path}: expected {needed} bytes, got {size}: it is truncated. Copy or download it "
-            "again"
+            f"{path}: expected {needed} bytes, got {size}: {why}. Copy or download it again"
         )
     return entries
 

@@ -680,6 +680,8 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-10])
     refused(r"expected \d+ bytes, got \d+: it is truncated")
+    shard.write_bytes(whole + b"more")
+    refused(r"expected \d+ bytes, got \d+: more follows its tensors")
     shard.write_bytes(whole[:4])
     refused("no header of safetensors")
     shard.unlink()

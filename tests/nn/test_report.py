@@ -305,5 +305,6 @@ def test_what_is_counted() -> None:
     assert found.elements == 32 * 16
     assert found.left == {"experts": 4 * 16 * 32, "inner.bias": 16, "lm_head.weight": 16 * 8}
     assert found.model_elements == found.elements + sum(found.left.values())
-    assert "512 of 2,704 parameters measured (18.9%)" in str(found)
+    assert (found.weight_bytes, found.model_bytes) == (4 * 512, 4 * 2704)
+    assert "512 of 2,704 parameters measured (18.9%), 0.0 MiB of 0.0 MiB" in str(found)
     assert "not measured: experts: 2,048 parameters in no linear" in str(found)
