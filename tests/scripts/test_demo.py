@@ -123,8 +123,9 @@ def test_table_and_picture(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "p.svg").read_text(encoding="utf-8")
 
 
-def test_the_documents_have_the_table_of_the_record() -> None:
-    record = json.loads((ROOT / "results" / "accuracy.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("name", ["accuracy.json", "accuracy-20m.json"])
+def test_the_documents_have_the_table_of_the_record(name: str) -> None:
+    record = json.loads((ROOT / "results" / name).read_text(encoding="utf-8"))
     rows = [Row(**row) for row in record["rows"]]
     assert [row.format for row in rows] == list(FORMATS)
     assert all(math.isfinite(row.bits_per_byte) for row in rows)
