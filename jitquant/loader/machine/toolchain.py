@@ -30,7 +30,10 @@ _PROBE_SECONDS = 60.0
 #: What runs nvcc and the host compiler.
 LAUNCHER = "JITQUANT_NVCC_LAUNCHER"
 #: What changes the answer of a compiler, and is not part of the question.
-_ADDS_TO_COMMANDS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH")
+_ADDS_TO_COMMANDS = (
+    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES"),
+    *("CPATH", "CPLUS_INCLUDE_PATH"),
+)
 _WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 
 
@@ -61,10 +64,14 @@ class Nvcc(NamedTuple):
 
 
 class HostCompiler(NamedTuple):
-    """A C++ compiler: command (``CXX`` may hold a wrapper) and version."""
+    """A C++ compiler: command (``CXX`` may hold a wrapper) and version.
+
+    ``scripts`` are the digests of its programs that are scripts, and may add flags of their own.
+    """
 
     command: tuple[str, ...]
     version: str
+    scripts: tuple[str, ...] = ()
 
     @property
     def program(self) -> str:
@@ -139,13 +146,21 @@ class Memo:
             write_trusted(path, json.dumps(record).encode())
 
 
-def _signature(path: str) -> tuple[str, int, int]:
+def _signature(path: str) -> tuple[str, int, int, int]:
     try:
         real = os.path.realpath(path)
         status = os.stat(real)
     except OSError:
-        return ("", 0, 0)
-    return (real, status.st_mtime_ns, status.st_size)
+        return ("", 0, 0, 0)
+    return (real, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+
+
+def script_in(program: str) -> str:
+    """The digest of a program that is a script; ``""`` if it is not."""
+    with contextlib.suppress(OSError), open(program, "rb") as stream:
+        if stream.read(2) == b"#!":
+            return hashlib.sha256(stream.read()).hexdigest()
+    return ""
 
 
 def _ask(command: Iterable[str], **kwargs: Any) -> str:
@@ -228,7 +243,7 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
-        answer = memo.get(f"nvcc 9 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        answer = memo.get(f"nvcc 10 {os.path.abspath(path)}", partial(_probe_nvcc, path))
         if "failed" not in answer and not answer["cudart"]:
             answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
@@ -360,9 +375,9 @@ def find_host_compiler(memo: Memo, env: Mapping[str, str] | None = None) -> Host
         if program is None:
             continue
         full = (program, *command[1:])
-        answer = memo.get(f"host 4 {shlex.join(full)}", partial(_probe_host, full))
+        answer = memo.get(f"host 5 {shlex.join(full)}", partial(_probe_host, full))
         if "failed" not in answer:
-            return HostCompiler(full, answer["version"])
+            return HostCompiler(full, answer["version"], tuple(answer["scripts"]))
         raise HostCompilerNotFoundError(
             f"the C++ compiler {shlex.join(full)} does not work: {answer['failed']}\n"
             "Set CXX to a working one (g++ or clang++)."
@@ -382,9 +397,13 @@ def _probe_host(command: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
     target = re.search(r"^Target: (.*)$", output, re.MULTILINE)
     if version is None:
         return {"failed": output.strip()[-300:] or "it does not run"}, [command[0]]
-    answer = {"version": f"{version.group(1).strip()} {target.group(1) if target else ''}".strip()}
-    programs = [shutil.which(word) or "" for word in command[:2] if not word.startswith("-")]
-    return answer, [program for program in programs if program]
+    words = [shutil.which(word) for word in command[:2] if not word.startswith("-")]
+    programs = [program for program in words if program]
+    answer = {
+        "version": f"{version.group(1).strip()} {target.group(1) if target else ''}".strip(),
+        "scripts": [digest for digest in map(script_in, programs) if digest],
+    }
+    return answer, programs
 
 
 def _find_cudart(directories: Iterable[str]) -> str:

@@ -23,6 +23,8 @@ _LABELS = {
     "libc": "C library",
     "schema": "cache format",
     "include_dirs": "include_dirs",
+    "layout": "directories that are others too",
+    "installed": "directories that are of an installation",
     "machine": "machine",
     "cxx11_abi": "C++ ABI",
     "binding_generator": "generator of bindings",
