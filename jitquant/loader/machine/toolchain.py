@@ -43,7 +43,8 @@ class Nvcc(NamedTuple):
     ``command`` is what is run: a wrapper if one was found (a script with its own flags, or ccache
     named nvcc), whose digest is ``wrapper`` then; otherwise the binary. ``keeps_objects`` is
     whether the wrapper is or runs ccache or sccache. ``cicc`` is the digest of the program that
-    compiles device code: it comes from a wheel of its own, and does not tell its version.
+    compiles device code, which comes from a wheel of its own and does not tell its version, of its
+    library and of nvcc.profile.
     """
 
     path: str
@@ -243,7 +244,7 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
-        answer = memo.get(f"nvcc 10 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        answer = memo.get(f"nvcc 11 {os.path.abspath(path)}", partial(_probe_nvcc, path))
         if "failed" not in answer and not answer["cudart"]:
             answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
@@ -321,20 +322,25 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
         version += f" (ptxas {ptxas.group(1)})"
     wrapped = os.path.realpath(path) != binary
     wrapper = Path(path).read_bytes() if wrapped else b""
-    place = re.search(r"^#\$ CICC_PATH=(.*)$", dry, re.MULTILINE)
-    cicc = os.path.join(place.group(1).strip(), "cicc") if place else ""
+    inner = [os.path.join(os.path.dirname(binary), "nvcc.profile")]
+    for said, name in (("CICC_PATH=", "cicc"), ("NVVMIR_LIBRARY_DIR=", "libdevice.10.bc")):
+        place = re.search(rf"^#\$ {said}(.*)$", dry, re.MULTILINE)
+        inner += [os.path.join(place.group(1).strip(), name)] if place else []
+    contents = hashlib.sha256()
+    for part in filter(os.path.isfile, inner):
+        contents.update(hashlib.sha256(Path(part).read_bytes()).digest())
     answer = {
         "path": binary,
         "command": os.path.abspath(path) if wrapped else binary,
         "wrapper": hashlib.sha256(wrapper).hexdigest() if wrapped else "",
         "keeps_objects": b"ccache" in wrapper,
-        "cicc": hashlib.sha256(Path(cicc).read_bytes()).hexdigest() if os.path.isfile(cicc) else "",
+        "cicc": contents.hexdigest(),
         "version": version,
         "include_dirs": includes,
         "cudart": _find_cudart([d for d in libs if not d.endswith("/stubs")]),
         "archs": archs,
     }
-    return answer, [path, binary, assembler, cicc]
+    return answer, [path, binary, assembler, *inner]
 
 
 def _existing(*paths: str) -> list[str]:
