@@ -122,7 +122,7 @@ def test_the_table_of_variables_is_whole_and_the_only_one() -> None:
         text = path.read_text(encoding="utf-8")
         if "environ" in text or "env" in text:
             read |= {s for s in strings_of(path) if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+", s)}
-            read |= {"CXX"} if '"CXX"' in text else set()
+            read |= {name for name in ("CXX", "INCLUDES") if f'"{name}"' in text}
     names = {
         name
         for name in read

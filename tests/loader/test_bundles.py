@@ -21,7 +21,15 @@ from jitquant.loader.store.bundles import Bundle, open_bundle, write_bundle
 from jitquant.loader.store.cache import Entry, bundle_paths
 
 from .conftest import Toy
-from .toys import PATIENCE_SECONDS, entries, finish, new_loader, python, write_plain
+from .toys import (
+    PATIENCE_SECONDS,
+    entries,
+    finish,
+    new_loader,
+    python,
+    write_factor,
+    write_plain,
+)
 
 USE = """
     from pathlib import Path
@@ -111,6 +119,26 @@ def test_it_comes_before_the_cache_and_edits_leave_it(
     )
     source.with_suffix(".h").write_text("#define FACTOR 3\n")
     assert loader.get("plain", [source]) is module
+
+
+@pytest.mark.parametrize("header", ["../common/plain.h", "{}/common/plain.h"])
+def test_a_header_outside_of_all_directories_counts(
+    header: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_plain(tmp_path / "source")
+    (tmp_path / "common").mkdir()
+    source.with_suffix(".h").rename(tmp_path / "common" / "plain.h")
+    source.write_text(source.read_text().replace("plain.h", header.format(tmp_path)))
+    build = new_loader(tmp_path / "cache").ensure(Request("plain", (source,)))
+    build.hold.release()
+    write_bundle([(build.library.parent, build.entry)], tmp_path / "bundle")
+    monkeypatch.setenv("JITQUANT_BUNDLES", str(tmp_path / "bundle"))
+    loader = new_loader(tmp_path / "empty")
+    assert loader.get("plain", [source]).library.factor() == 3
+    assert not (tmp_path / "empty").exists()
+    write_factor(tmp_path / "common" / "plain.h", 4)
+    assert loader.get("plain", [source]).library.factor() == 4
+    assert new_loader(tmp_path / "other").get("plain", [source]).library.factor() == 4
 
 
 def built_for(key: str, value: Any) -> Callable[[dict[str, Any]], None]:

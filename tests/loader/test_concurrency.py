@@ -48,23 +48,25 @@ def one(source: Path, expression: str = "module.library.factor()") -> str:
 
 
 def slow_compiler(directory: Path, seconds: float) -> str:
-    """A C++ compiler that takes its time with the source of a test."""
+    """A C++ compiler that takes its time with the source of a test, as the file beside it says."""
     path = directory / "slow" / "g++"
     path.parent.mkdir(exist_ok=True)
+    path.with_name("seconds").write_text(f"{seconds}")
     path.write_text(
-        f'#!/bin/sh\ncase " $*" in *" -c "*/plain.cpp*) sleep {seconds};; esac\nexec g++ "$@"\n'
+        '#!/bin/sh\ncase " $*" in *" -c "*/plain.cpp*) sleep "$(cat "${0%/*}/seconds")";; esac\n'
+        'exec g++ "$@"\n'
     )
     path.chmod(0o755)
     return str(path)
 
 
 def waiting_compiler(directory: Path, go: Path) -> str:
-    """A C++ compiler that begins with the source of a test once ``go`` is there."""
+    """A C++ compiler that begins with the source of a test when ``go`` is there, if WAITS."""
     path = directory / "waiting" / "g++"
     path.parent.mkdir(exist_ok=True)
     path.write_text(
         '#!/bin/sh\ncase " $*" in *" -c "*/plain.cpp*)\n'
-        f'  while [ ! -e "{go}" ]; do sleep 0.05; done;; esac\nexec g++ "$@"\n'
+        f'  while [ -n "$WAITS" ] && [ ! -e "{go}" ]; do sleep 0.05; done;; esac\nexec g++ "$@"\n'
     )
     path.chmod(0o755)
     return str(path)
@@ -136,9 +138,7 @@ def test_orphaned_compiler_does_not_hold_the_lock(tmp_path: Path) -> None:
     builder.kill()
     builder.communicate()
     try:
-        # The same key: the slow compiler is the same one to the cache.
-        text = Path(compiler).read_text()
-        Path(compiler).write_text(text.replace("sleep 3000", "sleep 0"))
+        Path(compiler).with_name("seconds").write_text("0")
         out, _ = finish(python(one(source), tmp_path / "cache", CXX=compiler))
         assert out.strip() == "3"
         assert litter(tmp_path / "cache") == []
@@ -192,6 +192,7 @@ def test_losers_of_a_race_say_so(
 ) -> None:
     source, go = write_plain(tmp_path / "source"), tmp_path / "go"
     monkeypatch.setenv("CXX", waiting_compiler(tmp_path, go))
+    monkeypatch.setenv("WAITS", "1")
     loader = new_loader(tmp_path / "cache")
     said: list[str] = []
 
@@ -258,10 +259,11 @@ def test_two_machines_that_do_not_see_each_others_locks(
     """As with NFS and local locks: the second builds while the first is at it; both succeed."""
     source, go = write_plain(tmp_path / "source"), tmp_path / "go"
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    monkeypatch.setenv("CXX", waiting_compiler(tmp_path, go))
 
     def first() -> bool:
         monkeypatch.setattr(cache_module, "this_machine", lambda: "first-0a1b2c3d")
-        monkeypatch.setenv("CXX", waiting_compiler(tmp_path, go))
+        monkeypatch.setenv("WAITS", "1")
         return bool(new_loader(tmp_path / "cache").get("plain", [source]).library.factor() == 3)
 
     builder = fork(first, tmp_path / "output.txt")

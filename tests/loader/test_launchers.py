@@ -14,7 +14,7 @@ from jitquant.loader import CompileError
 from jitquant.loader.compile import build as build_module
 from jitquant.loader.compile.commands import Unit, make_units
 from jitquant.loader.request.plan import Request
-from jitquant.loader.request.sources import parse_depfile
+from jitquant.loader.request.sources import Roots, parse_depfile
 from jitquant.loader.store.match import Build
 
 from .test_old_code import factor, incbin, write
@@ -186,11 +186,11 @@ def test_what_is_listed_ahead_is_all_that_nvcc_reads(
     found: dict[str, set[str]] = {}
     real = build_module.read_by
 
-    def reading(unit: Unit, staging: Path) -> tuple[str, ...]:
+    def reading(unit: Unit, staging: Path, roots: Roots) -> tuple[str, ...]:
         for kind in ("all.d", "host.d"):
             listed = parse_depfile((staging / f"{unit.stem}.{kind}").read_text())
             found[kind] = {os.path.realpath(path) for path in listed if Path(path).exists()}
-        return real(unit, staging)
+        return real(unit, staging, roots)
 
     monkeypatch.setattr(build_module, "read_by", reading)
     factor(new_loader(tmp_path / "cache"), write_halves(tmp_path / "source"))

@@ -166,6 +166,37 @@ def test_a_header_that_comes_first_is_seen(tmp_path: Path, loader: Loader) -> No
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '#include /* a */ "value.cuh"\n',
+        '#include \\\n"value.cuh"\n',
+        '/* a\n */ %:include "value.cuh"\n',
+        '#if __has_include("value.cuh")\n#define VALUE 2\n#else\n#define VALUE 1\n#endif\n',
+        "#include <next/value.cuh>\n",
+    ],
+)
+def test_a_header_is_seen_however_it_is_included(text: str, tmp_path: Path, loader: Loader) -> None:
+    nvrtc_or_skip()
+    header, source = tmp_path / "value.cuh", tmp_path / "k.cu"
+    for place in ("one/next", "two/next"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "one/next/value.cuh").write_text("#include_next <next/value.cuh>\n")
+    if "next" in text:
+        header = tmp_path / "two/next/value.cuh"
+    source.write_text(f"{text}__global__ void k(int* out) {{ *out = VALUE; }}\n")
+    flags = [f"-I{tmp_path}/one", f"-I{tmp_path}/two"]
+    keys = set()
+    for value in (1, 2):
+        if "has_include" not in text or value == 2:
+            header.write_text(f"#define VALUE {value}\n")
+        keys.add(loader.get_device_module("k", [source], cuda_flags=flags).key)
+    assert len(keys) == 2
+    source.write_text("#define FILE <value.cuh>\n#/**/include FILE\n")
+    with pytest.raises(ValueError, match="includes what a macro names"):
+        loader.get_device_module("k", [source], cuda_flags=flags)
+
+
+@pytest.mark.parametrize(
     "form",
     ["-I{}", "-I={}", " -I {}", "-I|{}", "--include-path={}", "--include-path|{}"],
 )

@@ -116,7 +116,7 @@ def build(
             done = compile_units(
                 plan, [unit], staging, hasher, partial(run, tick=tick, after=after)
             )
-            read = (unit.source, *read_by(unit, staging))
+            read = (unit.source, *read_by(unit, staging, plan.roots))
             return Compiled(includes.Unit(unit.source, read, path.result()), done[-1])
 
         inputs = [plan.inputs[key] for key in ("host_compiler", "environment", "torch", "machine")]
@@ -188,7 +188,7 @@ def build(
             log_path=log,
         ) from None
     read += [
-        includes.Unit(unit.source, read_by(unit, staging), path)
+        includes.Unit(unit.source, read_by(unit, staging, plan.roots), path)
         for unit, path in zip(own, paths.result(), strict=True)
     ]
     steps = [(item.command.label, item.seconds) for item in finished]
@@ -233,7 +233,8 @@ def _linked(
     def find(name: str) -> str:
         return ask([*plan.host.command, f"-print-file-name={name}"], env).strip()
 
-    archives, searched = libraries_of(named.words, find, plan.roots.place)
+    last = [d for d in env.get("LIBRARY_PATH", "").split(os.pathsep) if os.path.isabs(d)]
+    archives, searched = libraries_of(named.words, last, find, plan.roots.place)
     cudart = [plan.nvcc.cudart] if plan.nvcc and plan.nvcc.cudart.endswith(".a") else []
     return (*cudart, *named.files, *archives), tuple(searched)
 

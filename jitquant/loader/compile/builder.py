@@ -15,6 +15,7 @@ from ..machine.processes import default_jobs
 from ..machine.toolchain import Memo
 from ..module import is_loaded
 from ..report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten
+from ..request.includes import listings, removed_since
 from ..request.key import digest_of
 from ..request.plan import Plan
 from ..request.sources import CUDA_SUFFIXES, FileHasher, scan_includes
@@ -131,10 +132,11 @@ class Builder:
                 self._set_jobs(default_jobs())
         extension = _extension_of(plan, cache, hasher)
         self._announce(plan, cache, reporter)
+        changed: str | None = None
         for attempt in range(_MOST_ATTEMPTS):
             work = staging / str(attempt)
             work.mkdir(mode=0o700)
-            moment = wait_for_next_tick(work)
+            moment, before = wait_for_next_tick(work), listings(plan.roots)
             jobs, slots = self._jobs, self._slots
             assert slots is not None
             try:
@@ -167,12 +169,18 @@ class Builder:
                 if state is None or state.digest != digest:
                     reporter.say(f"{os.path.basename(path)} changed while it was compiled")
                     raise ChangedError
-            described = describe(plan, extension, built, hasher, heartbeat.seconds)
-            changed = changed_after(described.read, moment)
-            if changed is None:
-                break
+            try:
+                described = describe(plan, extension, built, hasher, heartbeat.seconds)
+            except FileNotFoundError as error:
+                changed = str(error.filename)
+            else:
+                changed = changed_after(described.files, moment) or removed_since(
+                    before, described.entry.searched, plan.roots
+                )
+                if changed is None:
+                    break
             reporter.say(
-                f"{os.path.basename(changed)} changed while {plan.name} was "
+                f"{os.path.basename(str(changed))} changed while {plan.name} was "
                 "compiled; compiling again"
             )
         else:

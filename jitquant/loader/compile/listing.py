@@ -11,7 +11,7 @@ from ..errors import CompileError
 from ..machine.processes import Command, Finished
 from ..request.key import digest_of
 from ..request.plan import Plan
-from ..request.sources import FileHasher, parse_depfile
+from ..request.sources import FileHasher, Roots, is_own, parse_depfile
 from .commands import Unit
 
 _LISTS = ("d", "all.d", "host.d", "as.d")
@@ -60,13 +60,17 @@ def _with_digest(unit: Unit, plan: Plan, staging: Path, hasher: FileHasher) -> U
     """``unit``, with the contents of what was listed as a macro that nothing reads."""
     if not unit.is_listed:
         return unit
-    states = {plan.roots.name(path): hasher.state(path) for path in read_by(unit, staging)}
+    read = read_by(unit, staging, plan.roots)
+    states = {plan.roots.name(path): hasher.state(path) for path in read}
     digest = digest_of([[name, state and state.digest] for name, state in sorted(states.items())])
     return replace(unit, options=(*unit.options, f"-DJITQUANT_READ_{digest[:16]}"))
 
 
-def read_by(unit: Unit, staging: Path) -> tuple[str, ...]:
-    """What the lists of a unit name: of the compiler, of nvcc's own host compiler, of `as`."""
+def read_by(unit: Unit, staging: Path, roots: Roots) -> tuple[str, ...]:
+    """What the lists of a unit name: of the compiler, of nvcc's own host compiler, of `as`.
+
+    A file that is gone by now was removed meanwhile, unless it may be a temporary one.
+    """
     inside = os.path.join(staging, "")
     read: dict[str, None] = {}
     for kind in _LISTS:
@@ -76,8 +80,11 @@ def read_by(unit: Unit, staging: Path) -> tuple[str, ...]:
             continue
         for path in parse_depfile(text):
             full = os.path.join(staging, path)
-            # What the compilers made for each other, there or elsewhere, is gone by now.
-            if full != unit.source and not full.startswith(inside) and os.path.exists(full):
+            if full == unit.source or full.startswith(inside):
+                continue
+            # What ccache and sccache make for the compilers is elsewhere.
+            may_be_made = bool(unit.launcher) or unit.is_listed
+            if os.path.exists(full) or not may_be_made or is_own(roots.name(full)):
                 read.setdefault(full)
     return tuple(read)
 
@@ -93,8 +100,10 @@ def _unknown(unit: Unit, plan: Plan, staging: Path) -> str:
         )
     if "as.d" in lists:
         return ""
-    for path in (unit.source, *read_by(unit, staging)):
-        if not plan.roots.name(path).startswith("=") and b".incbin" in Path(path).read_bytes():
+    for path in (unit.source, *read_by(unit, staging, plan.roots)):
+        if plan.roots.name(path).startswith("=") or not os.path.exists(path):
+            continue
+        if b".incbin" in Path(path).read_bytes():
             return (
                 f"{path} uses .incbin, and the assembler of {plan.host.program} does not say which "
                 "files it reads, so an edit of one would go unseen. Compile with g++ and without "

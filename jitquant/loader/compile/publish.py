@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import socket
 import time
 from dataclasses import asdict, dataclass
 
-from ..errors import LoaderError
-from ..request.includes import searched_by, visible_now
+from ..request.includes import Unit, searched_by, visible_now
 from ..request.plan import Plan, python_abi
-from ..request.sources import FileHasher
+from ..request.sources import ABSOLUTE, FileHasher, Roots
 from ..store.cache import Entry
 from .build import Built
 
 
 @dataclass(frozen=True)
 class Described:
-    """The entry of a build, and the paths of the files that were read for it."""
+    """The entry of a build, and the paths of the files that it depends on: if one of them was
+    changed since the compilers began, it may not be what they saw."""
 
     entry: Entry
-    read: tuple[str, ...]
+    files: tuple[str, ...]
 
 
 def describe(
@@ -30,15 +31,16 @@ def describe(
     """The metadata of a build: the digest of every file that was read, and what was looked for.
 
     Raises:
-        LoaderError: a header disappeared while it was being compiled.
+        FileNotFoundError: a header disappeared while it was being compiled.
     """
     headers: dict[str, str] = {}
     read = dict.fromkeys([path for unit in built.units for path in unit.read] + [*built.linked])
+    callers = {path for unit in built.units for path in _named_by_path(unit, plan.roots)}
     for path in read:
         state = hasher.state(path)
         if state is None:
-            raise LoaderError(f"module {plan.name!r}: {path} disappeared while it was compiled.")
-        headers[plan.roots.name(path)] = state.digest
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        headers[ABSOLUTE + path if path in callers else plan.roots.name(path)] = state.digest
     for path in plan.sources:
         headers.pop(plan.roots.name(path), None)
     headers = dict(sorted(headers.items()))
@@ -46,6 +48,7 @@ def describe(
     uses_python = bool(built.trial.init_symbols) or any(
         name.startswith("=python/") for name in headers
     )
+    visible = visible_now(searched, plan.roots)
     with open(built.library, "rb") as stream:
         library = stream.read()
     entry = Entry(
@@ -55,7 +58,7 @@ def describe(
         inputs=plan.inputs,
         headers=headers,
         searched=searched,
-        visible=visible_now(searched, plan.roots).names,
+        visible=visible.names,
         python_abi=python_abi() if uses_python else None,
         library_sha256=hashlib.sha256(library).hexdigest(),
         library_size=len(library),
@@ -75,4 +78,11 @@ def describe(
             "nvcc": plan.nvcc.path if plan.nvcc else None,
         },
     )
-    return Described(entry, tuple(read))
+    return Described(entry, (*read, *plan.sources, *visible.paths(plan.roots)))
+
+
+def _named_by_path(unit: Unit, roots: Roots) -> list[str]:
+    """The files of ``unit`` that a source names by their paths: no search leads to them."""
+    places = tuple(os.path.join(place, "") for place in (*unit.path.quoted, *unit.path.bracketed))
+    absolute = [path for path in unit.read if roots.name(path) == path]
+    return [path for path in absolute if places and not path.startswith(places)]

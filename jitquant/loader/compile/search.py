@@ -17,8 +17,12 @@ _LISTED = re.compile(
     r"^End of search list",
     re.MULTILINE | re.DOTALL,
 )
-_IGNORED = re.compile(r'^ignoring nonexistent directory "(.*)"$', re.MULTILINE)
+_IGNORED = re.compile(
+    r'^ignoring nonexistent directory "(.*)"$|^\S+: warning: (/.*): (?:not a dir|Permission den)',
+    re.MULTILINE | re.IGNORECASE,
+)
 _DUPLICATE = re.compile(r'^ignoring duplicate directory "(.*)"$', re.MULTILINE)
+_ASSEMBLER = re.compile(r",-I,?([^,]+)")
 _NVCC_SETS_PATH = re.compile(r"^#\$ PATH=(.*)$", re.MULTILINE)
 _PREPROCESSES = re.compile(r"^#\$ (.* -E -x c\+\+ .*)$", re.MULTILINE)
 _DROPPED = ("-c", "-E", "-MD", "-M", "-MMD")
@@ -30,7 +34,8 @@ def include_path(
 ) -> IncludePath:
     """The include directories of the command ``argv``, which compiles ``source``.
 
-    Directories that it names and that do not exist come first, because their position is unknown.
+    Directories that it names and that cannot be searched now come first, because their position is
+    unknown. Those of the assembler come last.
     Empty for a compiler that does not answer like GCC and clang.
     """
     command = list(argv)
@@ -55,7 +60,9 @@ def include_path(
         return IncludePath()
     quoted, bracketed = _lines(listed.group(1)), _lines(listed.group(2))
     duplicates = tuple(dict.fromkeys(_DUPLICATE.findall(said)))
-    return IncludePath((*_IGNORED.findall(said), *quoted), bracketed, duplicates)
+    ignored = [first or second for first, second in _IGNORED.findall(said)]
+    assembler = [d for word in kept if word.startswith("-Wa,") for d in _ASSEMBLER.findall(word)]
+    return IncludePath((*ignored, *quoted), (*bracketed, *assembler), duplicates)
 
 
 def _lines(text: str) -> tuple[str, ...]:

@@ -63,6 +63,7 @@ class SharedObjects:
         """Keep the object, unless a file was changed while it was compiled."""
         states = {path: self._hasher.state(path) for path in unit.read}
         searched = includes.searched_by([unit], roots)
+        visible = includes.visible_now(searched, roots)
         content = output.read_bytes()
         described = {
             "schema": SCHEMA,
@@ -70,10 +71,10 @@ class SharedObjects:
             "digests": {path: state.digest for path, state in states.items() if state is not None},
             "labels": roots.labels,
             "searched": searched,
-            "visible": includes.visible_now(searched, roots).names,
+            "visible": visible.names,
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-        if changed_after(states, moment) is not None:
+        if changed_after([*states, *visible.paths(roots)], moment) is not None:
             return
         write_trusted(kept, json.dumps(described).encode() + b"\n" + content)
 

@@ -30,7 +30,10 @@ _PROBE_SECONDS = 60.0
 #: What runs nvcc and the host compiler.
 LAUNCHER = "JITQUANT_NVCC_LAUNCHER"
 #: What changes the answer of a compiler, and is not part of the question.
-_ADDS_TO_COMMANDS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH")
+_ADDS_TO_COMMANDS = (
+    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES"),
+    *("CPATH", "CPLUS_INCLUDE_PATH"),
+)
 _WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 
 
@@ -40,7 +43,8 @@ class Nvcc(NamedTuple):
     ``command`` is what is run: a wrapper if one was found (a script with its own flags, or ccache
     named nvcc), whose digest is ``wrapper`` then; otherwise the binary. ``keeps_objects`` is
     whether the wrapper is or runs ccache or sccache. ``cicc`` is the digest of the program that
-    compiles device code: it comes from a wheel of its own, and does not tell its version.
+    compiles device code, which comes from a wheel of its own and does not tell its version, of its
+    library and of nvcc.profile.
     """
 
     path: str
@@ -61,10 +65,14 @@ class Nvcc(NamedTuple):
 
 
 class HostCompiler(NamedTuple):
-    """A C++ compiler: command (``CXX`` may hold a wrapper) and version."""
+    """A C++ compiler: command (``CXX`` may hold a wrapper) and version.
+
+    ``scripts`` are the digests of its programs that are scripts, and may add flags of their own.
+    """
 
     command: tuple[str, ...]
     version: str
+    scripts: tuple[str, ...] = ()
 
     @property
     def program(self) -> str:
@@ -139,13 +147,21 @@ class Memo:
             write_trusted(path, json.dumps(record).encode())
 
 
-def _signature(path: str) -> tuple[str, int, int]:
+def _signature(path: str) -> tuple[str, int, int, int]:
     try:
         real = os.path.realpath(path)
         status = os.stat(real)
     except OSError:
-        return ("", 0, 0)
-    return (real, status.st_mtime_ns, status.st_size)
+        return ("", 0, 0, 0)
+    return (real, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+
+
+def script_in(program: str) -> str:
+    """The digest of a program that is a script; ``""`` if it is not."""
+    with contextlib.suppress(OSError), open(program, "rb") as stream:
+        if stream.read(2) == b"#!":
+            return hashlib.sha256(stream.read()).hexdigest()
+    return ""
 
 
 def _ask(command: Iterable[str], **kwargs: Any) -> str:
@@ -228,7 +244,7 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
-        answer = memo.get(f"nvcc 9 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        answer = memo.get(f"nvcc 11 {os.path.abspath(path)}", partial(_probe_nvcc, path))
         if "failed" not in answer and not answer["cudart"]:
             answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
@@ -306,20 +322,25 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
         version += f" (ptxas {ptxas.group(1)})"
     wrapped = os.path.realpath(path) != binary
     wrapper = Path(path).read_bytes() if wrapped else b""
-    place = re.search(r"^#\$ CICC_PATH=(.*)$", dry, re.MULTILINE)
-    cicc = os.path.join(place.group(1).strip(), "cicc") if place else ""
+    inner = [os.path.join(os.path.dirname(binary), "nvcc.profile")]
+    for said, name in (("CICC_PATH=", "cicc"), ("NVVMIR_LIBRARY_DIR=", "libdevice.10.bc")):
+        place = re.search(rf"^#\$ {said}(.*)$", dry, re.MULTILINE)
+        inner += [os.path.join(place.group(1).strip(), name)] if place else []
+    contents = hashlib.sha256()
+    for part in filter(os.path.isfile, inner):
+        contents.update(hashlib.sha256(Path(part).read_bytes()).digest())
     answer = {
         "path": binary,
         "command": os.path.abspath(path) if wrapped else binary,
         "wrapper": hashlib.sha256(wrapper).hexdigest() if wrapped else "",
         "keeps_objects": b"ccache" in wrapper,
-        "cicc": hashlib.sha256(Path(cicc).read_bytes()).hexdigest() if os.path.isfile(cicc) else "",
+        "cicc": contents.hexdigest(),
         "version": version,
         "include_dirs": includes,
         "cudart": _find_cudart([d for d in libs if not d.endswith("/stubs")]),
         "archs": archs,
     }
-    return answer, [path, binary, assembler, cicc]
+    return answer, [path, binary, assembler, *inner]
 
 
 def _existing(*paths: str) -> list[str]:
@@ -360,9 +381,9 @@ def find_host_compiler(memo: Memo, env: Mapping[str, str] | None = None) -> Host
         if program is None:
             continue
         full = (program, *command[1:])
-        answer = memo.get(f"host 4 {shlex.join(full)}", partial(_probe_host, full))
+        answer = memo.get(f"host 5 {shlex.join(full)}", partial(_probe_host, full))
         if "failed" not in answer:
-            return HostCompiler(full, answer["version"])
+            return HostCompiler(full, answer["version"], tuple(answer["scripts"]))
         raise HostCompilerNotFoundError(
             f"the C++ compiler {shlex.join(full)} does not work: {answer['failed']}\n"
             "Set CXX to a working one (g++ or clang++)."
@@ -382,9 +403,13 @@ def _probe_host(command: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
     target = re.search(r"^Target: (.*)$", output, re.MULTILINE)
     if version is None:
         return {"failed": output.strip()[-300:] or "it does not run"}, [command[0]]
-    answer = {"version": f"{version.group(1).strip()} {target.group(1) if target else ''}".strip()}
-    programs = [shutil.which(word) or "" for word in command[:2] if not word.startswith("-")]
-    return answer, [program for program in programs if program]
+    words = [shutil.which(word) for word in command[:2] if not word.startswith("-")]
+    programs = [program for program in words if program]
+    answer = {
+        "version": f"{version.group(1).strip()} {target.group(1) if target else ''}".strip(),
+        "scripts": [digest for digest in map(script_in, programs) if digest],
+    }
+    return answer, programs
 
 
 def _find_cudart(directories: Iterable[str]) -> str:

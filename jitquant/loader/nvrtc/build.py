@@ -11,13 +11,13 @@ from pathlib import Path
 
 from ..diagnostics import compile_error
 from ..errors import CaptureError, FrozenError, LoaderError
+from ..request.includes import includes_macro, may_be_read
 from ..request.key import digest_of
 from ..request.plan import Request, Wanted
-from ..request.sources import CUDA_SUFFIXES, scan_includes
+from ..request.sources import CUDA_SUFFIXES
 from .compiler import Cubin, NvrtcFailure, compile_cubin
 from .device_module import DeviceModule
 
-_COMPUTED = re.compile(rb"^[ \t]*#[ \t]*include[ \t]+[A-Za-z_]", re.MULTILINE)
 #: A directory in the words of flags, however NVRTC takes it: "-I", "-I=", "--include-path=", apart.
 _DIRECTORY = re.compile(r"\0\s*(?:-I|--include-path(?=[=\0]))[=\s\0]*([^\0]+)")
 _FILE_FLAGS = ("--pre-include", "-include", "--use-pch")
@@ -130,11 +130,9 @@ class _Unit:
             *flags,
         )
         directories = _DIRECTORY.findall("\0".join(["", *self.options]))
-        texts = {
-            path: Path(path).read_bytes() for path in scan_includes(self.source, directories).files
-        }
+        texts = may_be_read(self.source, directories)
         for path, text in texts.items():
-            if _COMPUTED.search(text):
+            if includes_macro(text):
                 raise ValueError(
                     f"backend='nvrtc': {path} includes what a macro names; name a file."
                 )

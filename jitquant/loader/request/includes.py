@@ -7,20 +7,37 @@ that were searched first. Names in ``__has_include`` count even if they do not e
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from .sources import Roots, Signature, settled, signature_of
+from .sources import Roots, Signature, is_own, settled, signature_of
 
-# What begins with a literal is found several times as fast.
-_INCLUDED = re.compile(
-    rb"\n[ \t]*#[ \t]*(include_next|include|import)[ \t]*([\"<])([^\">\n]+)[\">]"
-)
-_ASKED = re.compile(rb"__has_include(?:_next)?[ \t]*\([ \t]*([\"<])([^\">\n]+)[\">]")
+# Between two words may be comments, and the ends of lines that go on. To find what is in a comment
+# itself too does no harm. What begins with a literal is found several times as fast.
+_GAP = rb"(?:[ \t\f\v]|\\\r?\n|/\*.*?\*/)*"
+_NAME = rb"(?:\"([^\"\n]+)\"|<([^>\n]+)>)"
+_LINE = rb"(?:\\\r?\n|[^\n])*?"
+
+
+def _pattern(*parts: bytes) -> re.Pattern[bytes]:
+    return re.compile(_GAP.join(parts), re.DOTALL)
+
+
+_INCLUDED = _pattern(rb"#", rb"(include_next|include|import)\b", _NAME + rb"?")
+_INCLUDES_MACRO = _pattern(rb"\n", rb"(?:#|%:|\?\?=)", rb"include\b", rb"[A-Za-z_]")
+_ASKED = _pattern(rb"__has_include(_next)?", rb"\(", _NAME)
+_ASKED_BY_MACRO = _pattern(rb"__has_include(?:_next)?", rb"\(", rb"(\w+)")
+#: Where a macro may stand for __has_include: in a condition with the name of a header.
+_CONDITION = _pattern(rb"#", rb"(?:el)?if\b(" + _LINE + rb"[\"<]" + _LINE + rb")\n")
+_ARGUMENT = _pattern(rb"\(", rb"()" + _NAME, rb"\)")
+_MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)", _NAME)
+#: Other ways to write what directives consist of.
+_SPELLINGS = ((b"%:", b"#"), (b"??=", b"#"), (b"??/", b"\\"))
 
 
 class IncludePath(NamedTuple):
@@ -58,14 +75,18 @@ _Identity = tuple[int, int]
 
 def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
     """The names that the compilers of ``units`` searched, and where."""
-    texts: dict[str, list[_Include]] = {}
+    texts: dict[str, _Text] = {}
     found: list[Searched] = []
     for unit in units:
         search = _Search(unit)
-        for file in (unit.source, *unit.read):
+        files = (unit.source, *unit.read)
+        for file in files:
             if file not in texts:
-                texts[file] = list(_included_by(file))
-            for include in texts[file]:
+                texts[file] = _read(file)
+        macros = [pair for file in files for pair in texts[file].macros]
+        for file in files:
+            asked = [include for name, include in macros if name in texts[file].asks]
+            for include in (*texts[file].includes, *asked):
                 search.note(os.path.dirname(file), include)
         search.note_unnamed()
         every = list(
@@ -80,22 +101,81 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
 
 
 class _Include(NamedTuple):
+    """A name that a file includes or asks for; "" if a macro has it."""
+
     name: str
     quoted: bool
     asked: bool
     following: bool
 
 
-def _included_by(file: str) -> Iterator[_Include]:
+class _Text(NamedTuple):
+    """What a file includes, which macros it asks for, and macros that are names of headers."""
+
+    includes: list[_Include]
+    asks: set[bytes]
+    macros: list[tuple[bytes, _Include]]
+
+
+def _read(file: str) -> _Text:
     try:
         with open(file, "rb") as stream:
-            text = b"\n" + stream.read()
+            return _parse(stream.read())
     except OSError:
-        return
-    for how, quote, name in _INCLUDED.findall(text):
-        yield _Include(os.fsdecode(name), quote == b'"', False, how == b"include_next")
-    for quote, name in _ASKED.findall(text):
-        yield _Include(os.fsdecode(name), quote == b'"', True, False)
+        return _Text([], set(), [])
+
+
+def _parse(text: bytes) -> _Text:
+    for spelling, plain in _SPELLINGS:
+        if spelling in text:
+            text = text.replace(spelling, plain)
+
+    def include(quoted: bytes, bracketed: bytes, *, asked: bool, following: bool) -> _Include:
+        return _Include(os.fsdecode(quoted or bracketed), not bracketed, asked, following)
+
+    includes = [
+        include(*names, asked=False, following=how == b"include_next")
+        for how, *names in _INCLUDED.findall(text)
+    ]
+    asked = _ASKED.findall(text)
+    for condition in _CONDITION.findall(text):
+        asked += _ARGUMENT.findall(condition)
+    includes += [include(*names, asked=True, following=bool(after)) for after, *names in asked]
+    macros = [
+        (name, include(*names, asked=True, following=True)) for name, *names in _MACRO.findall(text)
+    ]
+    return _Text(includes, set(_ASKED_BY_MACRO.findall(text)), macros)
+
+
+def may_be_read(source: str, directories: Sequence[str]) -> dict[str, bytes]:
+    """The files that ``source`` may include, in whichever order directories are searched.
+
+    With their contents. What a macro names is not among them (:func:`includes_macro`).
+    """
+    texts: dict[str, bytes] = {}
+    seen: set[tuple[str, str]] = set()
+    waiting = [source]
+    while waiting:
+        path = waiting.pop()
+        # A file by one spelling, since a circle of "../" has no end; a link may be beside others.
+        key = (os.path.realpath(path), os.path.realpath(os.path.dirname(path)))
+        if key in seen:
+            continue
+        seen.add(key)
+        with open(path, "rb") as stream:
+            texts[path] = stream.read()
+        found = _parse(texts[path])
+        for include in {*found.includes, *(include for _, include in found.macros)}:
+            for directory in (os.path.dirname(path), *directories):
+                candidate = os.path.join(directory, include.name)
+                if os.path.isfile(candidate):
+                    waiting.append(candidate)
+    return texts
+
+
+def includes_macro(text: bytes) -> bool:
+    """Whether a macro has the name of a header that ``text`` includes."""
+    return _INCLUDES_MACRO.search(b"\n" + text) is not None
 
 
 class _Search:
@@ -108,6 +188,7 @@ class _Search:
         self._at: dict[tuple[str, str], _Identity | None] = {}
         self._names: dict[str, int] = {}
         self._beside: dict[str, dict[str, int]] = {}
+        self._computing: set[str] = set()
 
     def result(self) -> Iterator[tuple[Sequence[str], dict[str, int]]]:
         yield self._places, self._names
@@ -117,9 +198,12 @@ class _Search:
     def note(self, directory: str, include: _Include) -> None:
         """Note an include in a file of ``directory``."""
         name = include.name
+        if not name:
+            self._computing.add(directory)
+            return
         if include.quoted and not include.following:
             beside = self._find(directory, name)
-            if beside in self._read and not include.asked:
+            if self._is_read(beside, include):
                 return
             if beside is not None and include.asked:
                 self._beside.setdefault(directory, {})[name] = 1
@@ -137,8 +221,13 @@ class _Search:
         for path in self._unnamed.values():
             for depth, place in enumerate(self._places):
                 prefix = os.path.join(place, "")
-                if path.startswith(prefix) and depth > self._names.get(path[len(prefix) :], 0):
-                    self._names[path[len(prefix) :]] = depth
+                if not path.startswith(prefix):
+                    continue
+                name = path[len(prefix) :]
+                if depth > self._names.get(name, 0):
+                    self._names[name] = depth
+                for directory in self._computing:
+                    self._beside.setdefault(directory, {})[name] = 1
 
     def _depth(self, include: _Include) -> int | None:
         """In how many directories the name was searched before it was found."""
@@ -147,9 +236,9 @@ class _Search:
             found = self._find(place, include.name)
             if found is None:
                 continue
-            if include.asked:
+            if include.asked and not include.following:
                 return depth + 1
-            if found in self._read:
+            if self._is_read(found, include):
                 last = depth
                 if not include.following:
                     break
@@ -159,10 +248,14 @@ class _Search:
         key = (place, name)
         if key not in self._at:
             self._at[key] = _identity(os.path.join(place, name))
-        found = self._at[key]
-        if found is not None:
-            self._unnamed.pop(found, None)
-        return found
+        return self._at[key]
+
+    def _is_read(self, found: _Identity | None, include: _Include) -> bool:
+        """Whether ``include`` has read the file ``found``."""
+        if found is None or found not in self._read or include.asked:
+            return False
+        self._unnamed.pop(found, None)
+        return True
 
 
 def _identity(path: str) -> _Identity | None:
@@ -178,6 +271,10 @@ class Visible(NamedTuple):
 
     names: list[str]
     directories: dict[str, Signature | None]
+
+    def paths(self, roots: Roots) -> list[str]:
+        """The files of these names."""
+        return [roots.path(name) for name in self.names if " = " not in name]
 
 
 def visible_now(
@@ -202,16 +299,43 @@ def visible_now(
             directory = roots.path(place)
             if not _look_at(directory, told):
                 continue
-            listed = {*os.listdir(directory), ".", ".."}
+            listed = {".", ".."}
+            with contextlib.suppress(OSError):
+                listed.update(os.listdir(directory))
             for first in by_first.keys() & listed:
                 for name, depth in by_first[first]:
                     if depth <= index:
                         continue
                     path = os.path.join(directory, name)
                     _look_at(os.path.dirname(path), told)
-                    if name == first or os.path.exists(path):
+                    if os.path.islink(path):
+                        _look_at(os.path.dirname(os.path.realpath(path)), told)
+                    if os.path.exists(path):
                         names_now.add(f"{place}{name}")
     return Visible(sorted(names_now), told)
+
+
+def listings(roots: Roots) -> dict[str, set[str]]:
+    """What is in each directory of the caller and the project, by its name."""
+    found: dict[str, set[str]] = {}
+    for label, directory in roots.labels.items():
+        if is_own(label):
+            with contextlib.suppress(OSError):
+                found[roots.place(directory)] = set(os.listdir(directory))
+    return found
+
+
+def removed_since(
+    before: Mapping[str, set[str]], searched: Iterable[Searched], roots: Roots
+) -> str | None:
+    """A name in ``searched`` that one of the directories had ``before``, and has no more."""
+    now = listings(roots)
+    for places, names in searched:
+        first = {name.partition("/")[0] for name in names}
+        for place in places:
+            if gone := first & (before.get(place, set()) - now.get(place, set())):
+                return f"{place}{min(gone)}"
+    return None
 
 
 def _same(
@@ -235,6 +359,8 @@ def _look_at(directory: str, told: dict[str, Signature | None]) -> bool:
         try:
             status = os.stat(directory)
         except OSError:
+            if os.path.islink(directory):  # to what may come to be
+                _look_at(os.path.dirname(os.path.realpath(directory)), told)
             directory = os.path.dirname(directory) or os.sep
             continue
         if not stat.S_ISDIR(status.st_mode):

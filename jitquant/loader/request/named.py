@@ -51,16 +51,41 @@ def named_by(flags: Iterable[str]) -> Named:
     return Named(tuple(files), tuple(words[1:]))
 
 
+def _linked_in(library: str) -> list[str]:
+    """The files whose contents are linked in for ``library``: none for a shared one.
+
+    Those that a thin archive or a script of the linker names are elsewhere.
+    """
+    names: list[bytes] = []
+    with contextlib.suppress(OSError, ValueError), open(library, "rb") as stream:
+        magic = stream.read(8)
+        if magic.startswith(b"\x7fELF"):
+            return []
+        if magic == b"!<thin>\n":
+            text = stream.read()
+            at = text.index(b"//" + 46 * b" ") + 48
+            size = int(text[at : at + 10])
+            names = text[at + 12 : at + 12 + size].split(b"/\n")
+        elif magic != b"!<arch>\n":
+            names = re.split(rb"[\s(),\"]+", magic + stream.read())
+    found = (os.path.join(os.path.dirname(library), os.fsdecode(name)) for name in names if name)
+    return [library, *(path for path in found if os.path.isfile(path))]
+
+
 def libraries_of(
-    words: Sequence[str], find: Callable[[str], str], place: Callable[[str], str]
+    words: Sequence[str],
+    last: Sequence[str],
+    find: Callable[[str], str],
+    place: Callable[[str], str],
 ) -> tuple[list[str], list[Searched]]:
     """The archives that ``-l`` and ``-L`` lead to, and where libraries were looked for.
 
-    ``find`` gives the path of a library of the compiler's own directories; ``place`` names a
-    directory. Which of several the linker takes is up to more flags: all of them count.
+    ``last`` are directories that are searched after those. ``find`` gives the path of a library of
+    the compiler's own directories; ``place`` names a directory. Which of several the linker takes
+    is up to more flags: all of them count.
     """
     flat = [part for word in words for part in word.removeprefix("-Wl,").split(",")]
-    directories = [word[2:] for word in flat if word.startswith("-L")]
+    directories = [*(word[2:] for word in flat if word.startswith("-L")), *last]
     names: dict[str, int] = {}
     archives: dict[str, None] = {}
     for library in (word[2:] for word in flat if word.startswith("-l")):
@@ -70,7 +95,7 @@ def libraries_of(
             names[name] = len(directories)
             paths = [os.path.join(directory, name) for directory in directories]
             for path in (*paths, find(name)):
-                if not name.endswith(".so") and os.path.isfile(path):
-                    archives[path] = None
+                if os.path.isfile(path):
+                    archives |= dict.fromkeys(_linked_in(path))
     searched = [Searched([place(d) for d in directories], names)] if names and directories else []
     return list(archives), searched

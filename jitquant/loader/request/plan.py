@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import UnsupportedArchError
 from ..machine.archs import ArchChoice
 from ..machine.toolchain import (
+    LAUNCHER,
     HostCompiler,
     Memo,
     Nvcc,
     find_host_compiler,
     find_launcher,
     find_nvcc,
+    script_in,
     wheel_roots,
 )
 from ..machine.torch_install import TorchInstall, torch_install
@@ -32,6 +35,7 @@ from .key import SCHEMA, digest_of
 from .named import named_by
 from .sources import (
     CUDA_SUFFIXES,
+    PROJECT,
     FileHasher,
     Roots,
     Signature,
@@ -50,11 +54,16 @@ _CHANGE_COMPILERS = (
     "COMPILER_PATH",
     "GCC_EXEC_PREFIX",
 )
-_CHANGE_NVCC = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
+#: What nvcc puts into its commands, by nvcc.profile too.
+_FLAGS_OF_NVCC = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "INCLUDES", "SYSTEM_INCLUDES")
+_CHANGE_NVCC = (
+    *_FLAGS_OF_NVCC,
+    *("NVCC_CCBIN", "CUDAFE_FLAGS", "NVVM_FLAGS", "OCG_FLAGS", "PTXAS_FLAGS"),
+)
 #: Variables that change what a compiler does without showing in its command line.
 _COMPILER_VARIABLES = (*_CHANGE_NVCC, *_CHANGE_COMPILERS)
 #: Variables that a build depends on, those that choose the compilers included.
-OF_COMPILERS = ("PATH", "CXX", "JITQUANT_DEBUG", *_CHANGE_COMPILERS)
+OF_COMPILERS = ("PATH", "CXX", LAUNCHER, "JITQUANT_DEBUG", *_CHANGE_COMPILERS)
 OF_NVCC = ("CUDA_HOME", "CUDA_PATH", *_CHANGE_NVCC)
 _RELOCATABLE = ("-rdc", "--relocatable-device-code")
 _SEPARATE = {
@@ -100,6 +109,11 @@ class Wanted:
         return self.request.name
 
     @property
+    def programs(self) -> tuple[str, ...]:
+        """The compilers, and what runs them."""
+        return ()
+
+    @property
     def debug(self) -> bool:
         """Whether it is built for a debugger."""
         return "debug" in self.inputs
@@ -123,6 +137,13 @@ class Plan(Wanted):
     level1: str
     notes: tuple[str, ...]
     bindings: tuple[Binding, ...]
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """The compilers, and what runs them."""
+        nvcc = (self.nvcc.command,) if self.nvcc else ()
+        found = map(shutil.which, (*nvcc, *self.host.command[:2], *self.launcher[:1]))
+        return tuple(program for program in found if program)
 
 
 def check_flags(cuda_flags: tuple[str, ...]) -> None:
@@ -208,14 +229,14 @@ def _labels_of(
         labels[f"inc{index}"] = directory
     for index, directory in enumerate(flag_dirs):
         labels[f"flag{index}"] = directory
-    labels["lib"] = kernels_dir
+    labels[PROJECT] = kernels_dir
     return labels
 
 
 def all_flags(request: Request, env: Mapping[str, str]) -> list[str]:
-    """The flags of a request, and those that nvcc takes from variables."""
-    flags = [*request.cuda_flags, *request.cxx_flags]
-    for variable in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
+    """The flags of a request, and those that nvcc takes from variables, its compiler included."""
+    flags = [*request.cuda_flags, *request.cxx_flags, env.get("NVCC_CCBIN", "")]
+    for variable in _FLAGS_OF_NVCC:
         with contextlib.suppress(ValueError):  # nvcc will say what is wrong with it
             flags += shlex.split(env.get(variable, ""))
     return flags
@@ -284,7 +305,6 @@ def look_up(
         "schema": SCHEMA,
         "name": request.name,
         "sources": contents,
-        "include_dirs": len(include_dirs),
         "cuda_flags": list(request.cuda_flags),
         "cxx_flags": list(request.cxx_flags),
         "archs": list(archs.archs),
@@ -302,6 +322,9 @@ def look_up(
     if setting("JITQUANT_DEBUG") == "1":
         inputs["debug"] = True
     own = tuple(d for d in include_dirs if d != library_dir)
+    roots = Roots(_labels_of(sources, own, _flag_dirs(request, os.environ), str(kernels_dir)))
+    inputs["include_dirs"] = [roots.place(d) for d in include_dirs]
+    inputs["layout"] = roots.layout()
     # A compiler stops at a directory that it may not read, whether or not a source needs it.
     ours = [d for d in (library_dir, bindings_dir) if d and os.access(d, os.X_OK)]
     return Wanted(
@@ -309,7 +332,7 @@ def look_up(
         sources=sources,
         include_dirs=(*include_dirs, *ours),
         archs=archs,
-        roots=Roots(_labels_of(sources, own, _flag_dirs(request, os.environ), str(kernels_dir))),
+        roots=roots,
         inputs=inputs,
         watch=tuple(watch),
     )
@@ -328,22 +351,24 @@ def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) 
     launcher = find_launcher(env)
     if nvcc is not None:
         _check_known(wanted.archs, nvcc)
+    roots = Roots({**wanted.roots.labels, **_installations(torch_install(), nvcc)})
     inputs = {
         **wanted.inputs,
+        "installed": [line for line in roots.layout() if line not in wanted.inputs["layout"]],
         "nvcc": _described(nvcc) if nvcc else None,
         "cicc": nvcc.cicc[:16] if nvcc else None,
         "cudart": nvcc.cudart_name if nvcc else None,
-        "host_compiler": [host.version, list(host.command[1:])],
+        "host_compiler": [host.version, list(host.command[1:]), *host.scripts],
         "environment": {k: env[k] for k in _COMPILER_VARIABLES if env.get(k)},
     }
     if launcher:
-        inputs["launcher"] = [os.path.basename(launcher[0]), *launcher[1:]]
+        inputs["launcher"] = [os.path.basename(launcher[0]), *launcher[1:], script_in(launcher[0])]
     return Plan(
         request=wanted.request,
         sources=wanted.sources,
         include_dirs=wanted.include_dirs,
         archs=wanted.archs,
-        roots=Roots({**wanted.roots.labels, **_installations(torch_install(), nvcc)}),
+        roots=roots,
         inputs=inputs,
         watch=wanted.watch,
         nvcc=nvcc,

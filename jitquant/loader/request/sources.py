@@ -33,6 +33,11 @@ _MOST_SEARCHES = 256
 #: How a compiler may have written a path, cheapest first.
 _SPELLINGS: tuple[Callable[[str], str], ...] = (str, os.path.normpath, os.path.realpath)
 
+#: Begins the name of a file of the project.
+PROJECT = "lib"
+#: Begins the name of a caller's file that is in no known directory.
+ABSOLUTE = "abs"
+
 Signature = tuple[int, int, int, int]
 #: Paths of files and directories with the signatures that they must keep; ``None`` means to look
 #: closer each time.
@@ -236,6 +241,13 @@ class FileHasher:
         self._learned = self._learned or fresh.signature is not None
         return fresh
 
+    def signature(self, path: str) -> Signature | None:
+        """The signature of ``path`` if a change of it would be seen. Does not read it."""
+        with contextlib.suppress(OSError):
+            now, status = time.time_ns(), os.stat(path)
+            return signature_of(status) if settled(status, now) else None
+        return None
+
     def _hash(self, path: str) -> FileState:
         now = time.time_ns()
         with open(path, "rb") as stream:
@@ -315,7 +327,8 @@ class Roots:
     """The directories that file names are relative to: the same tree elsewhere has the same names.
 
     ``labels`` maps a label to a directory: of the caller or of the project, or, if the label begins
-    with ``=``, of an installation (CUDA, torch, Python). Any other file is named by its path.
+    with ``=``, of an installation (CUDA, torch, Python). Any other file is named by its path; one
+    that no compiler finds by itself, as a file of the caller, by ``abs`` and its path.
     """
 
     def __init__(self, labels: Mapping[str, str]) -> None:
@@ -327,6 +340,22 @@ class Roots:
         # the directory has a label too.
         self._sorted = sorted(pairs, key=lambda pair: -len(pair[0]))
 
+    def layout(self) -> list[str]:
+        """Which of the caller's directories are others too, or are inside them.
+
+        A file there has the name of one, and says nothing of a build where these are apart. That
+        the project is inside a directory of the caller, in an environment, does not count.
+        """
+        return sorted(
+            {
+                f"{label} = {around}/{path[len(outer) :]}"
+                for path, label in self._sorted
+                for outer, around in self._sorted
+                if label != around and is_own(label) and path.startswith(outer)
+                if label != PROJECT or path == outer
+            }
+        )
+
     def name(self, path: str) -> str:
         """``label/rest`` of ``path``, or its absolute path."""
         for spell in _SPELLINGS:
@@ -337,7 +366,8 @@ class Roots:
                     if "/../" in name and is_own(name):
                         plain = os.path.normpath(spelled)
                         if os.path.realpath(plain) == os.path.realpath(path):
-                            return self.name(plain)
+                            shorter = self.name(plain)
+                            return name if shorter == plain else shorter
                     return name
         return path
 
@@ -350,7 +380,7 @@ class Roots:
         if name.startswith(os.sep):
             return name
         label, _, rest = name.partition("/")
-        directory = self.labels.get(label)
+        directory = os.sep if label == ABSOLUTE else self.labels.get(label)
         return "" if directory is None else os.path.join(directory, rest)
 
 

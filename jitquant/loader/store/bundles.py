@@ -47,7 +47,8 @@ _LABELS = {
     "cuda_flags": "cuda_flags",
     "cxx_flags": "cxx_flags",
     "debug": "JITQUANT_DEBUG",
-    "include_dirs": "the number of include_dirs",
+    "include_dirs": "include_dirs",
+    "layout": "directories that are others too",
     "binding_generator": "the generator of bindings",
 }
 

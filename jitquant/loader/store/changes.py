@@ -11,7 +11,7 @@ from ..report import shorten
 _LABELS = {
     "archs": "architectures",
     "nvcc": "nvcc",
-    "cicc": "cicc of nvcc",
+    "cicc": "cicc, libdevice or profile of nvcc",
     "launcher": "launcher of compilers",
     "cudart": "CUDA runtime",
     "host_compiler": "host compiler",
@@ -23,6 +23,8 @@ _LABELS = {
     "libc": "C library",
     "schema": "cache format",
     "include_dirs": "include_dirs",
+    "layout": "directories that are others too",
+    "installed": "directories that are of an installation",
     "machine": "machine",
     "cxx11_abi": "C++ ABI",
     "binding_generator": "generator of bindings",

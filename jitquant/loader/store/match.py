@@ -49,6 +49,7 @@ def match_entry(
         if state is None or state.digest != digest:
             return name
         (own if is_own(name) else others).append((path, state.signature))
+    others += [(program, hasher.signature(program)) for program in plan.programs]
     if entry.python_abi is not None and entry.python_abi != python_abi():
         return "Python ABI"
     directories = _found_where_it_was(plan, hasher, entry, installed)

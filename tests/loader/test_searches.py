@@ -1,0 +1,303 @@
+"""Old code by a detour: names that are computed, directories that are others too, scripts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jitquant.loader import Loader
+
+from .test_old_code import archive, factor, incbin, write
+from .toys import new_loader, write_factor
+
+FACTOR = 'extern "C" int factor() { return FACTOR; }\n'
+ASKED = f"#define FACTOR 4\n#else\n#define FACTOR 3\n#endif\n{FACTOR}"
+
+
+def check(loader: Loader, source: Path, expected: int, **arguments: object) -> None:
+    """In this process and in a new one."""
+    live = factor(loader, source, **arguments)
+    (cache,) = {loader.chosen_cache().root}
+    assert (live, factor(new_loader(cache), source, **arguments)) == (expected, expected)
+
+
+def directories(tmp_path: Path, *names: str) -> list[Path]:
+    made = [tmp_path / name for name in names]
+    for directory in made:
+        directory.mkdir(parents=True)
+    return made
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#define H "foo.h"\n#include H\n',
+        '#include /* a\n */ "foo.h"\n',
+        '#include \\\n"foo.h"\n',
+        '/* a\n */ # include "foo.h"\n',
+        '%:include "foo.h"\n',
+        '\f#\vinclude "foo.h"\n',
+        'int x;\r#include "foo.h"\r',
+    ],
+)
+def test_a_header_beside_the_source_shadows_however_it_is_included(
+    text: str, tmp_path: Path, loader: Loader
+) -> None:
+    source, include = directories(tmp_path, "source", "include")
+    source /= "k.cpp"
+    source.write_bytes(f"{text}{FACTOR}".encode())
+    write_factor(include / "foo.h", 3)
+    assert factor(loader, source, include_dirs=[include]) == 3
+    write_factor(source.parent / "foo.h", 4)
+    check(loader, source, 4, include_dirs=[include])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#define H <foo.h>\n#if __has_include(H)\n",
+        "#if __has_include( \\\n <foo.h>)\n",
+        "#if __has_include(/* a */ <foo.h>)\n",
+        "#define HAS(x) __has_include(x)\n#if HAS(<foo.h>)\n",
+        "#define HAS __has_include(<foo.h>)\n#if HAS\n",
+    ],
+)
+def test_a_header_comes_to_be_that_was_asked_for(text: str, tmp_path: Path, loader: Loader) -> None:
+    source, include = directories(tmp_path, "source", "include")
+    source /= "k.cpp"
+    source.write_text(text + ASKED)
+    assert factor(loader, source, include_dirs=[include]) == 3
+    (include / "foo.h").write_text("")
+    check(loader, source, 4, include_dirs=[include])
+
+
+def test_a_next_header_comes_to_be_that_was_asked_for(tmp_path: Path, loader: Loader) -> None:
+    first, second = directories(tmp_path, "first", "second")
+    (first / "foo.h").write_text(
+        "#if __has_include_next(<foo.h>)\n#include_next <foo.h>\n#else\n#define FACTOR 3\n#endif\n"
+    )
+    source = write(tmp_path / "source" / "k.cpp")
+    assert factor(loader, source, include_dirs=[first, second]) == 3
+    write_factor(second / "foo.h", 4)
+    check(loader, source, 4, include_dirs=[first, second])
+
+
+@pytest.mark.parametrize("link", ["first/foo.h", "first/deep", "first"])
+def test_a_link_comes_to_lead_somewhere(link: str, tmp_path: Path, loader: Loader) -> None:
+    """As where the target is generated, or mounted, later."""
+    name = "deep/foo.h" if link.endswith("deep") else "foo.h"
+    later, second = directories(tmp_path, "later", "second")
+    (second / name).parent.mkdir(exist_ok=True)
+    write_factor(second / name, 3)
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(later / "target")
+    source = write(tmp_path / "source" / "k.cpp", f"<{name}>")
+    flags = [f"-I{tmp_path}/first", f"-I{second}"]
+    assert factor(loader, source, cxx_flags=flags) == 3
+    time.sleep(0.15)  # or everything is so new that nothing is trusted
+    check(loader, source, 3, cxx_flags=flags)
+    if link.endswith(".h"):
+        write_factor(later / "target", 4)
+    else:
+        (later / "target").mkdir()
+        write_factor(later / "target" / "foo.h", 4)
+    check(loader, source, 4, cxx_flags=flags)
+
+
+def test_a_file_becomes_a_directory(tmp_path: Path, loader: Loader) -> None:
+    (second,) = directories(tmp_path, "second")
+    first = tmp_path / "first"
+    first.write_text("")
+    write_factor(second / "foo.h", 3)
+    source = write(tmp_path / "source" / "k.cpp")
+    flags = [f"-I{first}", f"-I{second}"]
+    assert factor(loader, source, cxx_flags=flags) == 3
+    first.unlink()
+    first.mkdir()
+    write_factor(first / "foo.h", 4)
+    check(loader, source, 4, cxx_flags=flags)
+
+
+def test_an_include_directory_is_that_of_the_source(tmp_path: Path, loader: Loader) -> None:
+    """And another is asked for later: a header in both would have the name of one."""
+    source = write(tmp_path / "source" / "k.cpp")
+    (other,) = directories(tmp_path, "other")
+    write_factor(source.parent / "foo.h", 3)
+    write_factor(other / "foo.h", 4)
+    assert factor(loader, source, include_dirs=[source.parent]) == 3
+    check(loader, source, 4, include_dirs=[other])
+
+
+def test_an_include_directory_is_given_twice(tmp_path: Path, loader: Loader) -> None:
+    source, first, second = directories(tmp_path, "source", "first", "second")
+    source /= "k.cpp"
+    source.write_text(f"#if __has_include(<foo.h>)\n{ASKED}")
+    (second / "foo.h").write_text("")
+    assert factor(loader, source, include_dirs=[first, first]) == 3
+    check(loader, source, 4, include_dirs=[first, second])
+
+
+def test_an_include_directory_is_inside_that_of_the_source(tmp_path: Path, loader: Loader) -> None:
+    one, two = (write(tmp_path / name / "k.cpp", '"inc/foo.h"') for name in ("one", "two"))
+    for source, value in ((one, 3), (two, 4)):
+        directories(source.parent, "inc")
+        write_factor(source.parent / "inc" / "foo.h", value)
+    assert factor(loader, one, include_dirs=[one.parent / "inc"]) == 3
+    check(loader, two, 4, include_dirs=[one.parent / "inc"])
+
+
+def test_the_directory_of_a_flag_is_that_of_one_of_two_equal_sources(
+    tmp_path: Path, loader: Loader
+) -> None:
+    one, two = (write(tmp_path / name / "k.cpp") for name in ("one", "two"))
+    for source in (one, two):
+        write_factor(source.parent / "foo.h", 3)
+    flags = [f"-I{one.parent}"]
+    assert factor(loader, one, cxx_flags=flags) == 3
+    write_factor(one.parent / "foo.h", 4)
+    check(loader, two, 4, cxx_flags=flags)
+
+
+def test_a_source_is_a_copy_of_one_of_the_project(tmp_path: Path) -> None:
+    project, copy = directories(tmp_path, "project", "copy")
+    for place in (project, copy):
+        write(place / "k.cpp", "<jq/foo.h>")
+        directories(place, "include/jq")
+        write_factor(place / "include" / "jq" / "foo.h", 3)
+    loader = new_loader(tmp_path / "cache", kernels_dir=project)
+    assert loader.get("k", ["k.cpp"]).library.factor() == 3
+    write_factor(project / "include" / "jq" / "foo.h", 4)
+    assert factor(loader, copy / "k.cpp") == 4
+
+
+def test_a_project_in_an_environment_has_the_same_key_elsewhere(tmp_path: Path) -> None:
+    """As that of ``.venv`` beside a source."""
+    source = write(tmp_path / "source" / "k.cpp", '"foo.h"')
+    write_factor(source.parent / "foo.h", 3)
+    keys = set()
+    for project in (tmp_path / "project", source.parent / "environment"):
+        directories(project, "include")
+        loader = new_loader(tmp_path / "cache", kernels_dir=project)
+        keys.add(loader.get("k", [source]).key)
+    assert len(keys) == 1
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\nexec {text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("variable", ["CXX", "JITQUANT_NVCC_LAUNCHER"])
+def test_a_script_that_runs_the_compiler_is_known_by_its_contents(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    text = 'g++ -DFACTOR={} "$@"' if variable == "CXX" else '"$@" -DFACTOR={}'
+    source = tmp_path / "k.cpp"
+    source.write_text(FACTOR)
+    one = script(tmp_path / "one" / "run", text.format(3))
+    monkeypatch.setenv(variable, str(one))
+    assert factor(loader, source) == 3
+    time.sleep(0.15)  # or everything is so new that nothing is trusted
+    assert factor(loader, source) == 3
+    script(one, text.format(4))
+    check(loader, source, 4)
+    monkeypatch.setenv(variable, str(script(tmp_path / "two" / "run", text.format(5))))
+    check(loader, source, 5)
+
+
+def test_an_edit_of_a_wrapper_of_nvcc_is_seen(
+    tmp_path: Path, toolkit: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    """In a live process, and if it has the size and the time of before."""
+    source = tmp_path / "k.cu"
+    source.write_text(FACTOR)
+    (wrapper,) = directories(tmp_path, "home/bin")
+    wrapper /= "nvcc"
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    script(wrapper, f'"{toolkit}/bin/nvcc" -DFACTOR=3 "$@"')
+    before = wrapper.stat()
+    assert factor(loader, source) == 3
+    time.sleep(0.15)  # or everything is so new that nothing is trusted
+    assert factor(loader, source) == 3
+    script(wrapper, f'"{toolkit}/bin/nvcc" -DFACTOR=4 "$@"')
+    os.utime(wrapper, ns=(before.st_atime_ns, before.st_mtime_ns))
+    check(loader, source, 4)
+
+
+def test_the_host_compiler_that_nvcc_is_given_is_known_by_its_contents(
+    tmp_path: Path, nvcc: None, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    source = tmp_path / "k.cu"
+    source.write_text(FACTOR)
+    compiler = tmp_path / "bin" / "g++"
+    monkeypatch.setenv("NVCC_CCBIN", str(compiler))
+    for value in (3, 4):
+        script(compiler, f'g++ -DFACTOR={value} "$@"')
+        check(loader, source, value)
+
+
+@pytest.mark.parametrize("name", ["INCLUDES", "SYSTEM_INCLUDES"])
+def test_what_nvcc_reads_from_the_environment_belongs_to_the_key(
+    name: str, tmp_path: Path, nvcc: None, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    """nvcc.profile adds to these."""
+    source = write(tmp_path / "k.cu")
+    for value, place in enumerate(directories(tmp_path, "one", "two"), 3):
+        write_factor(place / "foo.h", value)
+        monkeypatch.setenv(name, f'"-I{place}"')
+        check(loader, source, value)
+
+
+def linked(source: Path, first: Path, second: Path) -> Callable[[int], None]:
+    source.write_text('extern "C" int part();\nextern "C" int factor() { return part(); }\n')
+    archive(second, 3)
+    return lambda value: archive(first, value) and None
+
+
+def test_what_a_thin_archive_and_a_script_of_the_linker_name_is_known_by_its_contents(
+    tmp_path: Path, loader: Loader
+) -> None:
+    source = tmp_path / "k.cpp"
+    source.write_text('extern "C" int part();\nextern "C" int factor() { return part(); }\n')
+    (place,) = directories(tmp_path, "place")
+    (place / "libscript.so").write_text(f"INPUT({tmp_path}/part/libpart.a)\n")
+    thin = place / "libthin.a"
+    archive(tmp_path / "part", 3)
+    subprocess.run(["ar", "rcsT", thin, tmp_path / "part" / "part.o"], check=True)
+    for value in (3, 4):
+        archive(tmp_path / "part", value)
+        for name in ("script", "thin"):
+            check(loader, source, value, cxx_flags=[f"-L{place}", f"-l{name}"])
+
+
+def assembled(source: Path, first: Path, second: Path) -> Callable[[int], None]:
+    incbin(source, Path("data.bin"))
+    (second / "data.bin").write_bytes(b"\x03")
+    return lambda value: (first / "data.bin").write_bytes(bytes([value])) and None
+
+
+@pytest.mark.parametrize(
+    ("prepare", "flags"), [(linked, ["-lpart"]), (assembled, ["-Wa,-I{0}/first,-I{0}/second"])]
+)
+def test_the_directories_of_linker_and_assembler_are_searched_in_order(
+    prepare: Callable[[Path, Path, Path], Callable[[int], None]],
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    loader: Loader,
+) -> None:
+    first, second = directories(tmp_path, "first", "second")
+    monkeypatch.setenv("LIBRARY_PATH", f"{first}:{second}")
+    source = tmp_path / "k.cpp"
+    shadow = prepare(source, first, second)
+    flags = [flag.format(tmp_path) for flag in flags]
+    assert factor(loader, source, cxx_flags=flags) == 3
+    shadow(4)
+    check(loader, source, 4, cxx_flags=flags)
