@@ -129,7 +129,7 @@ def test_nvfp4_accuracy(tmp_path: Path) -> None:
         pytest.importorskip(package)
     recipes = ("fp8_block", "nvfp4", "nvfp4, gptq", "nvfp4, gptq, inputs by 4over6")
     recipes += ("nvfp4, gptq, 10% in FP8",)
-    few = ("--calibrated", "32", "--recipes", *recipes)
+    few = ("--calibrated", "16", "--recipes", *recipes)
     text = run("nvfp4_accuracy.py", *few, "--out", "found", cwd=tmp_path)
     assert "on CPU (reference)" in text
     record = json.loads((tmp_path / "found" / "accuracy.json").read_text())
