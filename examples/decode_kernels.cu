@@ -6,7 +6,8 @@
 #include "jitquant/device.cuh"
 #include "jitquant/export.h"
 
-namespace {
+// With this name in theirs, kernels are known to let the next one begin early.
+namespace jitquant_decode {
 
 constexpr int kWarp = 32;
 constexpr int kVector = 8;  // bf16 values in 16 bytes
@@ -152,11 +153,12 @@ __global__ void swiglu_kernel(const __nv_bfloat16* both, __nv_bfloat16* out, int
   *reinterpret_cast<Values*>(out + i) = g;
 }
 
-}  // namespace
+}  // namespace jitquant_decode
 
 #ifndef __CUDACC_RTC__
 using jitquant::Start;
 using jitquant::TensorView;
+using namespace jitquant_decode;
 
 namespace {
 

@@ -122,7 +122,7 @@ inline AmaxPlan amax_plan(int64_t rows, int64_t cols) {
 
 template <bool kNan = false, class Source>
 cudaError_t launch_amax(const Source& source, float* partials, int count, cudaStream_t stream) {
-  return launch<&amax_kernel<Source, kNan>>({count, 2 * kThreads, Start::kOverlapped}, stream,
+  return launch<&amax_kernel<Source, kNan>>({count, 2 * kThreads, Start::kAlwaysOverlapped}, stream,
                                             source, partials);
 }
 

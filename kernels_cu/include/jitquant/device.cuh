@@ -5,6 +5,9 @@
 
 #ifndef __CUDACC_RTC__
 #include <atomic>
+#include <utility>
+
+#include "previous.h"
 #endif
 #ifndef __CUDACC__
 #include <cooperative_groups.h>  // of the emulation
@@ -180,9 +183,11 @@ struct Listed {
 #endif
 
 enum class Start {
-  kAlone,        // after the previous kernel has finished
-  kOverlapped,   // programmatic dependent launch: the kernel calls wait_for_previous()
-  kCooperative,  // not overlapped, all blocks resident: grid.sync() works
+  kAlone,             // after the previous kernel has finished
+  kOverlapped,        // programmatic dependent launch, unless the previous kernel allows none: the
+                      // kernel calls wait_for_previous()
+  kAlwaysOverlapped,  // programmatic dependent launch in any case
+  kCooperative,       // not overlapped, all blocks resident: grid.sync() works
 };
 
 struct LaunchShape {
@@ -207,11 +212,14 @@ struct LaunchConfig {
     config.dynamicSmemBytes = shape.shared;
     config.stream = stream;
     config.attrs = attributes;
+    const bool follows_other = std::exchange(follows_other_kernel, false);
     if (shape.start == Start::kCooperative) {
       cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
       attribute.id = cudaLaunchAttributeCooperative;
       attribute.val.cooperative = 1;
-    } else if (shape.start == Start::kOverlapped && device_traits().major >= 9) {
+    } else if ((shape.start == Start::kAlwaysOverlapped ||
+                (shape.start == Start::kOverlapped && !follows_other)) &&
+               device_traits().major >= 9) {
       cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
       attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attribute.val.programmaticStreamSerializationAllowed = 1;

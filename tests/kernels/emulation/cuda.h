@@ -6,6 +6,18 @@
 using cuuint32_t = uint32_t;
 using cuuint64_t = uint64_t;
 enum CUresult { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1 };
+using CUfunction = struct EmulatedFunction*;
+using CUkernel = struct EmulatedKernel*;
+using CUgraphNode = struct EmulatedNode*;
+struct CUDA_KERNEL_NODE_PARAMS {
+  CUfunction func;
+  CUkernel kern;
+};
+// Nothing is captured.
+CUresult cuGraphKernelNodeGetParams(CUgraphNode, CUDA_KERNEL_NODE_PARAMS*);
+CUresult cuFuncGetName(const char**, CUfunction);
+CUresult cuKernelGetName(const char**, CUkernel);
+
 enum CUtensorMapDataType {
   CU_TENSOR_MAP_DATA_TYPE_UINT8,
   CU_TENSOR_MAP_DATA_TYPE_FLOAT16,

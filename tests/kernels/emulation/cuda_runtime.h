@@ -211,7 +211,17 @@ inline cudaError_t failed(cudaError_t error) {
 }
 
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
-inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+using cudaGraph_t = struct EmulatedGraph*;
+using cudaGraphNode_t = CUgraphNode;
+struct cudaGraphEdgeData {};
+enum cudaGraphNodeType { cudaGraphNodeTypeKernel };
+inline cudaError_t cudaGraphNodeGetType(cudaGraphNode_t, cudaGraphNodeType*) {
+  return cudaErrorInvalidValue;
+}
+inline cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
+                                            unsigned long long*, cudaGraph_t*,
+                                            const cudaGraphNode_t**, const cudaGraphEdgeData**,
+                                            size_t*) {
   *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
@@ -260,6 +270,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel ke
 
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess };
 enum cudaDriverEntryPointFlags { cudaEnableDefault };
+#define CUDART_VERSION 13000
 inline cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
                                                     cudaDriverEntryPointFlags,
                                                     cudaDriverEntryPointQueryResult* result) {
