@@ -1,11 +1,12 @@
 // 8 bits with one scale per group of a row: neighboring threads take a block of 16 values each and
 // share the group's amax through shuffles. Templates over the source of the values (sources.cuh).
-// launch_groups picks one of two kernels:
+// launch_groups picks one of three kernels:
+//   few_groups_kernel  few groups of 128 without gaps, with scales in fp32 (few.cuh)
 //   group_kernel       tensors of whole blocks, all rows of which are written
 //   group_walk_kernel  anything else
 #pragma once
 
-#include "kernels.cuh"
+#include "few.cuh"
 
 namespace jitquant {
 
@@ -344,8 +345,17 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
   const bool padded = s.swizzled ? s.rows % 128 != 0 || s.groups % 4 != 0
                                  : s.grid.stored_rows != s.rows ||
                                        (s.format == ScaleFormat::kPacked && s.groups % 4 != 0);
-  if (kIsPlain<Source> && counts.counts == nullptr && source.row.s2 == source.cols &&
-      data.s2 == source.cols && width == blocks && by_row && !padded && !s.swizzled) {
+  const bool dense = counts.counts == nullptr && width == blocks && by_row && !padded &&
+                     !s.swizzled && (source.rows == 1 || data.s2 == source.cols);
+  if constexpr (!kMxfp8 && !std::is_same<decltype(eights_of(source)), NoEights>::value) {
+    const auto few = eights_of(source);
+    if (dense && few.some && group_size == 128 && 2 * count <= kFewEights * sm_count() &&
+        s.format <= ScaleFormat::kPowerOfTwo && !divides(numerics)) {
+      return launch_few_groups(few.eights, data.data, static_cast<float*>(s.data), 2 * count,
+                               numerics, stream);
+    }
+  }
+  if (kIsPlain<Source> && dense && (source.rows == 1 || source.row.s2 == source.cols)) {
     width = blocks = count;  // treats all rows as one
   }
   const GroupPieces pieces = {static_cast<uint32_t>(count),
