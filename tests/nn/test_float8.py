@@ -554,6 +554,7 @@ assert not hasattr(torch.ops.jitquant, "fp8_mm")
 hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks
 jitquant.nn.NVFP4Linear(16, 16)
 assert torch.ops.jitquant.fp8_mm and "nn" in dir(jitquant)
+assert "torch._dynamo" not in sys.modules  # it takes as long as torch itself
 assert not hooks
 jitquant.nn.Float8BlockwiseLinear(16, 16), jitquant.nn.Float8BlockwiseLinear(16, 16)
 assert len(hooks) == 1
