@@ -171,17 +171,16 @@ class Work:
                 why = "layout 'gpt-oss' has only experts in MXFP4"
             if why is None and matrix.shape[1] % self.scheme.columns:
                 why = f"its {matrix.shape[1]} columns are not a multiple of {self.scheme.columns}"
-            if why is None:
-                self.quantized[name] = matrix
-            else:
-                done.why[name], done.left[name] = why, math.prod(matrix.shape)
-                self.ignored.append(name)
+            self.quantized[name] = matrix
+            if why is not None:
+                self._leave(name, why)
             if why is not None and self.layout == "gpt-oss" and matrix.is_stacked:
                 raise ValueError(
                     "targets and ignore: expected to leave out no expert with layout 'gpt-oss', "
                     f"which has them all in MXFP4, got {name} left out: {why}. Take layout "
                     "'compressed-tensors'"
                 )
+        self._leave_experts_together()
         if not self.quantized:
             first = next(iter(done.why.items()), None)
             raise ValueError(
@@ -209,6 +208,24 @@ class Work:
                 done.why[name], done.left[name] = why, elements
         done.quantized = sum(math.prod(m.shape) for m in self.quantized.values())
         self._lay_out()
+
+    def _leave(self, name: str, why: str) -> None:
+        """Marks a matrix that is not to be quantized."""
+        matrix = self.quantized.pop(name)
+        self.result.why[name], self.result.left[name] = why, math.prod(matrix.shape)
+        self.ignored.append(name)
+
+    def _leave_experts_together(self) -> None:
+        """Engines take one format for the experts of a layer."""
+        layers: dict[str, list[str]] = {}
+        for name in self.matrices:
+            if (place := in_memory(name)) is not None and _is_expert(name):
+                layers.setdefault(place[0], []).append(name)
+        for names in layers.values():
+            why = next((self.result.why[n] for n in names if n not in self.quantized), None)
+            for name in names:
+                if why is not None and name in self.quantized:
+                    self._leave(name, f"an expert beside one that is left: {why}")
 
     def _lay_out(self) -> None:
         self.outputs = {file: self._outputs(file) for file in self.source.files}

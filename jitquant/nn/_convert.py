@@ -349,7 +349,7 @@ class Plan:
                 continue
             why: str | None = None
             if isinstance(module, _CONVERTED):
-                why = f"it is a {type(module).__name__} already"
+                why = f"already converted to {type(module).__name__}"
             elif isinstance(module, nn.Linear):
                 mine = {f"{place}.weight" for place in places[id(module)]}
                 others = [n for n in holders.get(id(module.weight), []) if n not in mine]

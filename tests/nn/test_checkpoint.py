@@ -489,6 +489,36 @@ def test_experts_of_another_layout_are_named(tmp_path: Path) -> None:
     assert torch.equal(everything(tmp_path / "out")[name], stack[name])
 
 
+@pytest.mark.parametrize(
+    ("how", "layers", "why"),
+    [
+        ({}, "01", ""),
+        ({"format": "fp8_block"}, "", "its 64 columns are not a multiple of 128"),
+        ({"ignore": "*.0.*.1.down_proj"}, "1", "named in ignore"),
+        ({"targets": ["re:.*0.mlp", "*.1.up_proj"]}, "0", "none of targets"),
+    ],
+)
+def test_experts_of_a_layer_have_one_format(
+    how: Any, layers: str, why: str, tmp_path: Path
+) -> None:
+    """As engines take them; another linear of the layer may have another."""
+    shapes = {"gate": (64, 128), "up": (64, 128), "down": (128, 64)}
+    made = {
+        f"model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight": randn(*shape)
+        for layer in "01"
+        for expert in "01"
+        for name, shape in shapes.items()
+    }
+    made["model.layers.0.mlp.shared_expert.up_proj.weight"] = randn(128, 128)
+    done = quantize_checkpoint(folder(tmp_path / "in", made, 2), tmp_path / "out", **how)
+    left = [name for name in made if name[13] not in layers and ".experts." in name]
+    assert done.left.keys() == {name.removesuffix(".weight") for name in left}
+    beside = f"an expert beside one that is left: {why}"
+    assert {*done.why.values()} == ({why, beside} if left else set())
+    got = everything(tmp_path / "out")
+    assert all(torch.equal(got[name], made[name]) for name in left)
+
+
 def test_this_project_reads_it(tmp_path: Path) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

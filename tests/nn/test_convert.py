@@ -64,7 +64,7 @@ def test_fp8(model: Block) -> None:
     assert done.bytes_before == done.bytes_after
     again = convert(model, "nvfp4")
     assert again.replaced == []
-    assert again.skipped["up"] == "it is a Float8BlockwiseLinear already"
+    assert again.skipped["up"] == "already converted to Float8BlockwiseLinear"
     assert "0 of 4 layers replaced" in str(again)
 
 
