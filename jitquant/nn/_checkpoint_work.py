@@ -38,7 +38,7 @@ from jitquant.nn._reader import HOST, Part
 from jitquant.nn._rounding import WeightRounding, gsa_for, quantized_weights, sample, with_gsa
 from jitquant.nn._safetensors import Writer
 from jitquant.nn._schemes import SCHEMES, Layout, Scheme
-from jitquant.nn._targets import families, matches, refusal
+from jitquant.nn._targets import families, ignoring, matches, refusal
 from jitquant.numerics.nvfp4 import gsa_from_amax
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
@@ -616,7 +616,7 @@ class Work:
         last = name.rpartition(".")[2]
         infinity = (values.dim() > 1 or last in ("weight", "bias")) and "mask" not in name
         if not matches(name.removesuffix(".weight"), self._unchecked) and has_nan(values, infinity):
-            way_out = f"Get the file again, or name {name.removesuffix('.weight')!r} in ignore"
+            way_out = f"Get the file again, or {ignoring(name.removesuffix('.weight'))}"
             raise self._not_finite(name, self.source.map[name], way_out)
         return values
 
@@ -634,7 +634,7 @@ class Work:
         weight = self.source.values(matrix, self.device)
         is_named = name not in self.quantized and matches(name, self._unchecked)
         if name not in self._maxima and not is_named:
-            way_out = f"Leave it out with ignore={name!r}, or get the file again"
+            way_out = f"Get the file again, or {ignoring(name)}"
             self._maxima[name] = self._amax_of(matrix, weight, way_out)
         return weight
 
