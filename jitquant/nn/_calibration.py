@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from jitquant.formats import INPUT_DTYPES
 from jitquant.nn._rounding import output_noise
 from jitquant.nn._safetensors import read_metadata, safetensors_functions
-from jitquant.nn._targets import as_patterns, refusal
+from jitquant.nn._targets import as_patterns, ignoring, refusal
 from jitquant.nn.experts import ObservedExperts
 from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.numerics.nvfp4 import gsa_from_amax
@@ -356,7 +356,7 @@ def calibrate(
         elif not bool(observer.found.moment.isfinite().all()):
             raise ValueError(
                 f"input of {name}: expected finite values whose squares do not overflow, got NaN, "
-                f"infinity or larger values. Leave the layer out with ignore={name!r}"
+                f"infinity or larger values. Check the inputs, or {ignoring(name)}"
             )
         else:
             found.layers[name] = observer.found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from os import PathLike
 from pathlib import Path
 from typing import Literal
@@ -57,10 +59,12 @@ def quantize_checkpoint(
     """Quantizes a model folder, file by file, to one that vLLM, sglang and transformers load.
 
     One matrix and its quantized parts are in memory at a time, or those that share a scale and take
-    up to 1 GiB. Weight files keep their names
-    and tensors. Tokenizer and other small files are copied. ``SHA256SUMS`` is written last. The
-    output is written to ``out`` + ".partial" and renamed when it is complete. If a call is killed,
-    the same call resumes after the last finished file.
+    up to 1 GiB. Meanwhile the next tensors are read and the last ones written: up to 256 MiB each,
+    and not more than an eighth of a file.
+
+    Weight files keep their names and tensors. Tokenizer and other small files are copied.
+    ``SHA256SUMS`` is written last. The output is written to ``out`` + ".partial" and renamed when
+    it is complete. If a call is killed, the same call resumes after the last finished file.
 
     Reads weights in bfloat16, float16 and float32, in FP8 blocks (DeepSeek's ``weight_scale_inv``)
     and in MXFP4 (experts of gpt-oss, which are written as one matrix each, or together with layout
@@ -95,9 +99,9 @@ def quantize_checkpoint(
 
     Raises:
         FileNotFoundError, ValueError: the folder lacks a file, a file is truncated, the model has
-            an unknown format, there is no such device, an argument is invalid, or a weight has NaN
-            or infinity in it: found before the work begins with "mse" and "gptq", which take long,
-            and else when its matrix is read.
+            an unknown format, there is no such device, an argument is invalid, or a tensor has NaN
+            in it, or a weight infinity: found before the work begins with "mse" and "gptq", which
+            take long, and else when it is read. Tensors that ``ignore`` names are not checked.
         FileExistsError: ``out`` exists, or a different call's unfinished work.
         OSError: the disk is full.
     """
@@ -152,7 +156,8 @@ def quantize_checkpoint(
         work.result.path, work.result.files = shown, complete[0]
         work.set_fp8(complete[1] or [])
         return work.result
-    with alone(partial):
+    began = time.perf_counter()
+    with alone(partial), closing(files.reader):
         done, in_fp8 = begin(partial, what, restart)
         check_space(partial, work.bytes_after(done))
         if fp8_share:
@@ -178,6 +183,13 @@ def quantize_checkpoint(
             raise
         end(partial, out)
     work.result.path, work.result.files = shown, dict(done)
+    read, written = files.reader.waited, work.waited
+    took = time.perf_counter() - began
+    work.result.seconds = {
+        "reading": read,
+        "quantizing": took - read - written,
+        "writing": written,
+    }
     return work.result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,9 +11,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from jitquant.formats import CODES_PER_BYTE, E8M0_DTYPE, INPUT_DTYPES, MXFP4_BLOCK, ceil_div
+from jitquant.formats import (
+    CODES_PER_BYTE,
+    E8M0_DTYPE,
+    FP8_DTYPES,
+    INPUT_DTYPES,
+    MXFP4_BLOCK,
+    ceil_div,
+)
 from jitquant.nn._model_folder import INDEX, WHOLE, read_config, read_index
-from jitquant.nn._safetensors import Entry, read_ahead, read_header, read_tensor
+from jitquant.nn._reader import HOST, Part, Reader
+from jitquant.nn._safetensors import Entry, read_header
 from jitquant.numerics.recipes import dequantize_mxfp4
 from jitquant.tensors.fp8 import QuantizedTensor
 
@@ -31,7 +40,6 @@ _OWNER_OF = ("block_sparse_moe.experts", "mlp.experts")
 """How files of Mixtral name experts, and how transformers 5 does in memory."""
 _FP8 = torch.float8_e4m3fn
 FP8_TILE = 128
-_HOST = torch.device("cpu")
 
 
 class Matrix(NamedTuple):
@@ -88,30 +96,32 @@ class Source:
                         f"{self.map[name]} and {file}. Remove one of these files"
                     )
                 self.map[name] = file
-        self._pinned = torch.empty(0, dtype=torch.uint8)
+        self.reader = Reader()
+        self._experts: deque[tuple[Part, Tensor]] = deque(maxlen=2)  # codes and scales, read last
 
     def entry(self, name: str) -> Entry:
         return self.files[self.map[name]][name]
 
-    def read(self, name: str, expert: int | None = None, device: torch.device = _HOST) -> Tensor:
-        """A tensor, or one expert's part of it.
-
-        For a GPU it is read into pinned memory that is used again: the first write to new memory
-        takes longer than the copy.
-        """
+    def part(self, name: str, expert: int | None = None) -> Part:
+        """A tensor, or one expert's part of it."""
         entry = self.entry(name)
         if expert is not None:
             size = entry.size // entry.shape[0]
             entry = Entry(entry.dtype, entry.shape[1:], entry.begin + expert * size, size)
-        path = self.directory / self.map[name]
-        if device.type != "cuda":
-            return read_tensor(path, entry)
-        if self._pinned.numel() < entry.size:
-            self._pinned = torch.empty(entry.size, dtype=torch.uint8, pin_memory=True)
-        return read_tensor(path, entry, self._pinned).to(device)
+        return Part(self.directory / self.map[name], entry)
 
-    def read_ahead(self, name: str) -> None:
-        read_ahead(self.directory / self.map[name], self.entry(name))
+    def read(self, name: str, expert: int | None = None, device: torch.device = HOST) -> Tensor:
+        """The values of a `part`, which are not to be changed."""
+        part = self.part(name, expert)
+        for known, values in self._experts:
+            if known == part:  # gate and up are in one
+                return values.to(device)
+        values = self.reader.read(part, device)
+        if expert is not None:
+            self._experts.append((part, values))
+        else:
+            self._experts.clear()
+        return values
 
     def values(self, matrix: Matrix, device: torch.device) -> Tensor:
         """A matrix in bfloat16, float16 or float32 on a device."""
@@ -276,6 +286,22 @@ def in_memory(name: str) -> tuple[str, str, str] | None:
 def is_embedding(module: str) -> bool:
     """Whether a matrix is looked up, by the name of its layer."""
     return any(part in module.rpartition(".")[2] for part in _EMBEDDINGS)
+
+
+def has_nan(values: Tensor, infinity: bool) -> bool:
+    """Whether a tensor has NaN in it, or also infinity."""
+    if values.numel() == 0:
+        return False
+    codes = values.view(torch.uint8) if values.dtype.itemsize == 1 else values
+    if values.dtype == E8M0_DTYPE:
+        return bool(codes.amax() == 0xFF)
+    if values.dtype in FP8_DTYPES:
+        of_nan = 0x7F if values.dtype == _FP8 else 0x7C if infinity else 0x7D
+        return bool((codes & 0x7F).amax() >= of_nan)
+    if not values.is_floating_point():
+        return False
+    ends = torch.stack(values.aminmax())
+    return not bool(ends.isfinite().all()) if infinity else bool(ends.isnan().any())
 
 
 def check_model(config: Mapping[str, Any]) -> None:

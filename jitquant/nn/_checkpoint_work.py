@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from jitquant.formats import (
     CODES_PER_BYTE,
+    E8M0_DTYPE,
     INPUT_DTYPES,
     MXFP4_BLOCK,
     NVFP4_DIVISOR,
@@ -26,14 +29,16 @@ from jitquant.nn._checkpoint_source import (
     Source,
     check_model,
     expert_pieces,
+    has_nan,
     in_memory,
     is_embedding,
 )
 from jitquant.nn._compressed_tensors import global_scale
+from jitquant.nn._reader import HOST, Part
 from jitquant.nn._rounding import WeightRounding, gsa_for, quantized_weights, sample, with_gsa
 from jitquant.nn._safetensors import Writer
 from jitquant.nn._schemes import SCHEMES, Layout, Scheme
-from jitquant.nn._targets import families, refusal
+from jitquant.nn._targets import families, ignoring, matches, refusal
 from jitquant.numerics.nvfp4 import gsa_from_amax
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
@@ -41,6 +46,7 @@ Progress = Callable[[int, int, str], None]
 """Called with the bytes read, all that will be, and the name of the file in work."""
 
 _KEPT = 1 << 30  # bytes of a family that is read once; a larger one is read again for its amax
+_AHEAD = 256 << 20  # bytes that are read before they are needed, and that wait to be written
 
 
 @dataclass
@@ -59,6 +65,8 @@ class Checkpoint:
         sqnr: with ``fp8_share``: the SQNR of each matrix in NVFP4, in dB, by name; empty if it was
             computed by an earlier, interrupted call.
         uncalibrated: names of matrices that "gptq" rounds like "mse".
+        seconds: of this call, in which it waited for "reading" and for "writing", and all others,
+            "quantizing".
     """
 
     path: Path
@@ -73,6 +81,7 @@ class Checkpoint:
     in_fp8: list[str] = field(default_factory=list)
     sqnr: dict[str, float] = field(default_factory=dict)
     uncalibrated: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         share = self.quantized / max(1, self.elements)
@@ -131,6 +140,10 @@ class Work:
         self._maxima: dict[str, Tensor] = {}
         self._gsas: dict[str, Tensor] = {}
         self._rounded: dict[str, NVFP4Tensor] = {}
+        self._unchecked: Sequence[str] = ()
+        files = [sum(e.size for e in entries.values()) for entries in source.files.values()]
+        self._ahead = min(_AHEAD, max(files) // 8)  # what is in memory is less than a file
+        self.waited = 0.0  # seconds, for files to be written
 
     def plan(
         self,
@@ -142,6 +155,7 @@ class Work:
         """Decides by name what to do with each matrix. Reads no values."""
         config = self.source.config
         check_model(config)
+        self._unchecked = ignored or ()
         self.matrices = self.source.matrices()
         shapes = {name: matrix.shape for name, matrix in self.matrices.items()}
         done = self.result
@@ -157,17 +171,16 @@ class Work:
                 why = "layout 'gpt-oss' has only experts in MXFP4"
             if why is None and matrix.shape[1] % self.scheme.columns:
                 why = f"its {matrix.shape[1]} columns are not a multiple of {self.scheme.columns}"
-            if why is None:
-                self.quantized[name] = matrix
-            else:
-                done.why[name], done.left[name] = why, math.prod(matrix.shape)
-                self.ignored.append(name)
+            self.quantized[name] = matrix
+            if why is not None:
+                self._leave(name, why)
             if why is not None and self.layout == "gpt-oss" and matrix.is_stacked:
                 raise ValueError(
                     "targets and ignore: expected to leave out no expert with layout 'gpt-oss', "
                     f"which has them all in MXFP4, got {name} left out: {why}. Take layout "
                     "'compressed-tensors'"
                 )
+        self._leave_experts_together()
         if not self.quantized:
             first = next(iter(done.why.items()), None)
             raise ValueError(
@@ -195,6 +208,24 @@ class Work:
                 done.why[name], done.left[name] = why, elements
         done.quantized = sum(math.prod(m.shape) for m in self.quantized.values())
         self._lay_out()
+
+    def _leave(self, name: str, why: str) -> None:
+        """Marks a matrix that is not to be quantized."""
+        matrix = self.quantized.pop(name)
+        self.result.why[name], self.result.left[name] = why, math.prod(matrix.shape)
+        self.ignored.append(name)
+
+    def _leave_experts_together(self) -> None:
+        """Engines take one format for the experts of a layer."""
+        layers: dict[str, list[str]] = {}
+        for name in self.matrices:
+            if (place := in_memory(name)) is not None and _is_expert(name):
+                layers.setdefault(place[0], []).append(name)
+        for names in layers.values():
+            why = next((self.result.why[n] for n in names if n not in self.quantized), None)
+            for name in names:
+                if why is not None and name in self.quantized:
+                    self._leave(name, f"an expert beside one that is left: {why}")
 
     def _lay_out(self) -> None:
         self.outputs = {file: self._outputs(file) for file in self.source.files}
@@ -261,6 +292,8 @@ class Work:
         linears = [name for name in self.quantized if not _is_expert(name)]
         rounding: WeightRounding = "mse" if self.rounding == "gptq" else self.rounding
         sqnr, read, total = self.result.sqnr, 0, self.result.bytes_before
+        mine = {self.quantized[name].name for name in linears}
+        self._expect([o for made in self.outputs.values() for o in made if o[0] in mine])
         for name in linears:
             weight = self._values(name)
             found = self._inputs(name)
@@ -275,13 +308,24 @@ class Work:
         return lowest(sqnr, fits, int(share * len(linears) + 0.5))
 
     def scan(self, done: Mapping[str, str], progress: Progress | None) -> None:
-        """Reads the matrices of files that are not finished, for their amaxes and for NaN."""
+        """Reads the tensors of files that are not finished, for their amaxes and for NaN."""
         read, total = 0, self.result.bytes_before
-        for name, matrix in self.quantized.items():
-            if matrix.file not in done and name not in self._maxima:
-                read += self._values(name).nbytes
-                if progress is not None:
-                    progress(min(read, total), total, "whether all weights are finite")
+        left = [o for file, outputs in self.outputs.items() if file not in done for o in outputs]
+        left = [
+            (name, made)
+            for name, made in left
+            if self._is_copied(name, made) or not self._maxima.keys() >= {*self._modules(made)}
+        ]
+        self._expect(left)
+        for name, made in left:
+            if self._is_copied(name, made):
+                self._copied(name)
+            else:
+                for module in self._modules(made):
+                    self._values(module)
+            read += self.source.entry(name).size
+            if progress is not None:
+                progress(min(read, total), total, "whether all weights are finite")
 
     def set_fp8(self, names: Sequence[str]) -> None:
         """Marks matrices to be written in FP8 blocks."""
@@ -401,24 +445,57 @@ class Work:
             progress: called after each tensor.
         """
         total, read = self.result.bytes_before, 0
+        left: dict[str, list[tuple[str, Layout]]] = {}
         for file, outputs in self.outputs.items():
-            size = sum(self.source.entry(name).size for name, _ in outputs)
             if file in done:
-                read += size
-                continue
-            layout = {n: about for _, made in outputs for n, about in made.items()}
-            with _writing(folder / file, layout) as writer:
-                for i, (name, made) in enumerate(outputs):
-                    for following, _ in outputs[i + 1 : i + 2]:
-                        self.source.read_ahead(following)
-                    for part, tensor in self._tensors(name, made):
-                        writer.write(part, tensor)
-                    read += self.source.entry(name).size
-                    if progress is not None:
-                        progress(read, total, file)
+                read += sum(self.source.entry(name).size for name, _ in outputs)
+            else:
+                left[file] = outputs
+        self._expect([output for outputs in left.values() for output in outputs])
+
+        def close(file: str, writer: Writer) -> None:
+            with _abandoned_if_it_fails(writer):
                 done[file] = writer.close()
-            self._kept.clear()
             keep()
+
+        with ThreadPoolExecutor(1) as closer:
+            closing: Future[None] | None = None
+            for file, outputs in left.items():
+                layout = {n: about for _, made in outputs for n, about in made.items()}
+                writer = Writer(folder / file, layout, self._ahead)
+                with _abandoned_if_it_fails(writer):
+                    for name, made in outputs:
+                        for part, tensor in self._tensors(name, made):
+                            writer.write(part, tensor)
+                        read += self.source.entry(name).size
+                        if progress is not None:
+                            progress(read, total, file)
+                    self.waited += writer.waited
+                    self._wait(closing)
+                self._kept.clear()
+                closing = closer.submit(close, file, writer)  # while the next one is written
+            self._wait(closing)
+
+    def _wait(self, closing: Future[None] | None) -> None:
+        began = time.perf_counter()
+        if closing is not None:
+            closing.result()
+        self.waited += time.perf_counter() - began
+
+    def _expect(self, outputs: Sequence[tuple[str, Layout]]) -> None:
+        """Begins to read what is needed for the tensors of some outputs, in this order."""
+        source, parts = self.source, dict[Part, torch.device]()
+        for name, made in outputs:
+            copied = self._is_copied(name, made)
+            is_stacked = source.is_stack(name) or source.is_mxfp4(name)
+            by_expert = is_stacked and (self.layout == "gpt-oss" or not copied)
+            experts = range(source.entry(name).shape[0]) if by_expert else (None,)
+            module = name.removesuffix(".weight")
+            matrix = self.matrices.get(module)
+            computes = matrix is not None and not self._has_format(matrix, module)
+            device = self.device if not copied and (computes or source.is_stack(name)) else HOST
+            parts |= {source.part(name, expert): device for expert in experts}
+        source.reader.expect(parts, self._ahead)
 
     def _tensors(self, name: str, made: Layout) -> Iterator[tuple[str, Tensor]]:
         """The tensors to write for one tensor, large ones in parts."""
@@ -427,38 +504,44 @@ class Work:
             return
         if self.layout == "gpt-oss" and self.source.is_mxfp4(name):
             for expert in range(self.source.entry(name).shape[0]):
-                yield name, self.source.read(name, expert).view(torch.uint8).unsqueeze(0)
+                codes = self.source.read(name, expert)
+                self._check(name, codes.view(E8M0_DTYPE) if name.endswith("_scales") else codes)
+                yield name, codes.view(torch.uint8).unsqueeze(0)
             return
-        modules = dict.fromkeys(part.rpartition(".")[0] for part in made)
-        if list(made) == [name] and not self._is_quantized(name):
-            matrix = self.matrices.get(name.removesuffix(".weight"))
-            if matrix is None or matrix.source == "plain":
-                yield name, self.source.read(name)
-                return
+        if self._is_copied(name, made):
+            yield name, self._copied(name)
+            return
         bias = self._expert_bias(name)
         if bias is not None:
             owner, pieces = bias
-            whole = self.source.read(name)
+            whole = self._copied(name)
             for e in range(whole.shape[0]):
                 for i, piece in enumerate(pieces):
                     yield f"{owner}.{e}.{piece}.bias", whole[e, i :: len(pieces)]
             return
-        for module in modules:
+        for module in self._modules(made):
             yield from self._matrix(module)
 
-    def _is_quantized(self, name: str) -> bool:
-        return name.removesuffix(".weight") in self.quantized
+    def _is_copied(self, name: str, made: Layout) -> bool:
+        """Whether a tensor is written as it is read."""
+        module = name.removesuffix(".weight")
+        plain = module not in self.matrices or self.matrices[module].source == "plain"
+        return list(made) == [name] and module not in self.quantized and plain
+
+    def _modules(self, made: Layout) -> list[str]:
+        """The matrices that are written to some tensors."""
+        return list(dict.fromkeys(part.rpartition(".")[0] for part in made))
 
     def _matrix(self, name: str) -> Iterator[tuple[str, Tensor]]:
         matrix = self.matrices[name]
         if name not in self.quantized:
             yield f"{name}.weight", self._values(name).to(torch.bfloat16)
             return
-        scheme, gsa = self.scheme_of(name), None
-        if (found := self._as_it_is(matrix, scheme)) is not None:
-            for part, tensor in found.items():
+        if self._has_format(matrix, name):
+            for part, tensor in self._as_it_is(matrix).items():
                 yield f"{name}.{part}", tensor
             return
+        scheme, gsa = self.scheme_of(name), None
         if scheme.has_gsa and self.rounding == "gptq":
             q = self._gptq(name)
             gsa, packed = q.gsa, {"weight_packed": q.x_fp4_bytes, "weight_scale": q.x_sf}
@@ -508,15 +591,40 @@ class Work:
             self._rounded |= dict(zip(family, made, strict=True))
         return self._rounded.pop(name)
 
-    def _as_it_is(self, matrix: Matrix, scheme: Scheme) -> dict[str, Tensor] | None:
+    def _has_format(self, matrix: Matrix, name: str) -> bool:
+        """Whether a matrix already has the format that it is to be written in."""
+        if matrix.source == "fp8":
+            return name in self.quantized and self.scheme_of(name) is SCHEMES["fp8_block"]
+        return matrix.source == "mxfp4" and self.result.format == "mxfp4"
+
+    def _as_it_is(self, matrix: Matrix) -> dict[str, Tensor]:
         """The parts of a matrix that already has the requested format."""
-        if matrix.source == "fp8" and scheme is SCHEMES["fp8_block"]:
-            scale = self.source.read(f"{matrix.name}_scale_inv").to(torch.float32)
-            return {"weight": self.source.read(matrix.name), "weight_scale": scale}
-        if matrix.source == "mxfp4" and self.result.format == "mxfp4":
-            codes, scales = self.source.mxfp4(matrix)
-            return {"weight_packed": codes, "weight_scale": scales.view(torch.uint8)}
-        return None
+        if matrix.source == "fp8":
+            scale = self._copied(f"{matrix.name}_scale_inv").to(torch.float32)
+            return {"weight": self._copied(matrix.name), "weight_scale": scale}
+        codes, scales = self.source.mxfp4(matrix)
+        self._check(f"{matrix.name}_scales", scales)
+        return {"weight_packed": codes, "weight_scale": scales.view(torch.uint8)}
+
+    def _copied(self, name: str) -> Tensor:
+        """A tensor that is written as it is read."""
+        return self._check(name, self.source.read(name))
+
+    def _check(self, name: str, values: Tensor) -> Tensor:
+        """Checks values for NaN, and for infinity if they are a parameter: buffers, such as masks
+        and limits, may have it."""
+        last = name.rpartition(".")[2]
+        infinity = (values.dim() > 1 or last in ("weight", "bias")) and "mask" not in name
+        if not matches(name.removesuffix(".weight"), self._unchecked) and has_nan(values, infinity):
+            way_out = f"Get the file again, or {ignoring(name.removesuffix('.weight'))}"
+            raise self._not_finite(name, self.source.map[name], way_out)
+        return values
+
+    def _not_finite(self, name: str, file: str, way_out: str) -> ValueError:
+        return ValueError(
+            f"{name} in {self.source.directory / file}: expected finite weights, got NaN or "
+            f"infinity. {way_out}"
+        )
 
     def _values(self, name: str) -> Tensor:
         """The values of a matrix. Records its amax."""
@@ -524,8 +632,9 @@ class Work:
             return self._kept.pop(name)
         matrix = self.matrices[name]
         weight = self.source.values(matrix, self.device)
-        if name not in self._maxima:
-            way_out = f"Leave it out with ignore={name!r}, or get the file again"
+        is_named = name not in self.quantized and matches(name, self._unchecked)
+        if name not in self._maxima and not is_named:
+            way_out = f"Get the file again, or {ignoring(name)}"
             self._maxima[name] = self._amax_of(matrix, weight, way_out)
         return weight
 
@@ -533,10 +642,7 @@ class Work:
         low, high = weight.aminmax()
         amax = torch.maximum(-low, high).float().reshape(1)
         if not bool(amax.isfinite()):
-            raise ValueError(
-                f"{matrix.name} in {self.source.directory / matrix.file}: expected finite weights, "
-                f"got NaN or infinity. {way_out}"
-            )
+            raise self._not_finite(matrix.name, matrix.file, way_out)
         return amax
 
     def _gsa(self, name: str, weight: Tensor) -> Tensor:
@@ -559,10 +665,9 @@ class Work:
 
 
 @contextlib.contextmanager
-def _writing(path: Path, layout: Layout) -> Iterator[Writer]:
-    writer = Writer(path, layout)
+def _abandoned_if_it_fails(writer: Writer) -> Iterator[None]:
     try:
-        yield writer
+        yield
     except BaseException:
         writer.abandon()
         raise

@@ -138,6 +138,7 @@ def save_compressed_tensors(
     Raises:
         ValueError: the model has no such layer, the in_features of one in NVFP4 is not a multiple
             of 16, or an amax is missing or not positive.
+        TypeError: ``input_amax`` is not a mapping.
         ImportError: safetensors is not installed.
     """
     _, save_file = safetensors_functions()
@@ -310,6 +311,11 @@ def _input_scales(
                     static[of_experts[-1]] = 1 / gsa
     if amaxes is None and not static:
         return None
+    if amaxes is not None and not isinstance(amaxes, Mapping):
+        raise TypeError(
+            f"input_amax: expected amaxes by the names of layers, or None, got {amaxes!r}. For one "
+            "number use dict.fromkeys(names, number)"
+        )
     wanted = of_experts if amaxes is not None else [*(p[0] for p in names.values()), *of_experts]
     absent = [name for name in wanted if name not in static and name not in unscaled]
     if absent:

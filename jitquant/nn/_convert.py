@@ -29,7 +29,7 @@ from jitquant.nn._calibration import (
 )
 from jitquant.nn._hugging_face import is_pretrained
 from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
-from jitquant.nn._targets import FUSED_LAYERS, as_families, as_patterns, families, refusal
+from jitquant.nn._targets import FUSED_LAYERS, as_families, as_patterns, families, ignoring, refusal
 from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts, projections_of
 from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.nn.float8 import Float8BlockwiseLinear
@@ -349,7 +349,7 @@ class Plan:
                 continue
             why: str | None = None
             if isinstance(module, _CONVERTED):
-                why = f"it is a {type(module).__name__} already"
+                why = f"already converted to {type(module).__name__}"
             elif isinstance(module, nn.Linear):
                 mine = {f"{place}.weight" for place in places[id(module)]}
                 others = [n for n in holders.get(id(module.weight), []) if n not in mine]
@@ -620,8 +620,8 @@ def check_finite(name: str, weight: Tensor) -> None:
     """
     if not weight.is_meta and not bool(weight.detach().isfinite().all()):
         raise ValueError(
-            f"weight of {name}: expected finite values, got NaN or infinity. Leave it out with "
-            f"ignore={name!r}, or check where the weights come from"
+            f"weight of {name}: expected finite values, got NaN or infinity. Check where the "
+            f"weights come from, or {ignoring(name)}"
         )
 
 

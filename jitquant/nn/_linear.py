@@ -47,7 +47,7 @@ def check_columns(shape: torch.Size | tuple[int, ...], in_features: int, name: s
         )
 
 
-def check_same_dtype(x: Tensor, dtype: torch.dtype) -> None:
+def check_same_dtype(x: Tensor, dtype: torch.dtype, name: str = "x") -> None:
     """An input is of the layer's dtype, or of any under autocast.
 
     Raises:
@@ -55,13 +55,14 @@ def check_same_dtype(x: Tensor, dtype: torch.dtype) -> None:
     """
     if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
         raise TypeError(
-            f"x: expected {dtype}, as the layer has, got {x.dtype}. Call x.to({dtype}) or "
-            f"layer.to({x.dtype}), or use torch.autocast"
+            f"{name}: expected {dtype}, as the layer has, got {x.dtype}. Call {name}.to({dtype}) "
+            f"or layer.to({x.dtype}), or use torch.autocast"
         )
 
 
-def check_input(x: Tensor, in_features: int) -> None:
-    """An input to quantize: (..., in_features), of any of the three dtypes.
+def check_input(x: Tensor, in_features: int, dtype: torch.dtype) -> None:
+    """An input to quantize: (..., in_features), of the layer's dtype, or under autocast of any of
+    the three.
 
     Raises:
         TypeError: it is of another dtype.
@@ -69,3 +70,4 @@ def check_input(x: Tensor, in_features: int) -> None:
     """
     check_dtype(x.dtype, "x")
     check_columns(x.shape, in_features)
+    check_same_dtype(x, dtype)

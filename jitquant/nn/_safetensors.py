@@ -1,4 +1,4 @@
-"""Files of safetensors, one tensor at a time: what is in memory is never more than one.
+"""Files of safetensors, one tensor at a time.
 
 The format (https://github.com/huggingface/safetensors): 8 bytes, the length of a header in JSON,
 the header, and the tensors' bytes, which ``data_offsets`` finds.
@@ -12,6 +12,8 @@ import json
 import math
 import os
 import struct
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -137,47 +139,33 @@ def read_header(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def read_tensor(path: Path, entry: Entry, memory: Tensor | None = None) -> Tensor:
-    """The values of a tensor, in memory of its own or at the start of a contiguous one of bytes."""
-    own = torch.empty(entry.size, dtype=torch.uint8) if memory is None else memory
-    values = own[: entry.size]
-    if entry.size:
-        view = memoryview((ctypes.c_char * entry.size).from_address(values.data_ptr()))
-        with path.open("rb", buffering=0) as file:
-            file.seek(entry.begin)
-            read = 0
-            while read < entry.size:
-                count = file.readinto(view[read : read + (1 << 30)])
-                if not count:
-                    raise OSError(f"{path} ended after {entry.begin + read} bytes")
-                read += count
-    return values.view(entry.dtype).view(entry.shape)
-
-
-def read_ahead(path: Path, entry: Entry) -> None:
-    """Asks the system to read a tensor that is needed soon, where that can be asked."""
-    if hasattr(os, "posix_fadvise"):
-        with path.open("rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), entry.begin, entry.size, os.POSIX_FADV_WILLNEED)
-
-
 class Writer:
     """A file of tensors whose names, dtypes and shapes are known before their values.
 
-    It is written beside its name, and takes it in `close`. Another thread writes and hashes a
-    tensor while the next one is computed, so two are in memory.
+    It is written beside its name, and takes it in `close`. Other threads write and hash tensors
+    while the next ones are computed.
+
+    Attributes:
+        waited: the seconds that `write` and `close` waited for these threads.
     """
 
-    def __init__(self, path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]):
+    def __init__(
+        self,
+        path: Path,
+        layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+        behind: int = 0,
+    ) -> None:
         """Writes the header.
 
         Args:
             path: of the file.
             layout: dtype and shape of each tensor, in the order that they will be written.
+            behind: bytes that may wait to be written, or one tensor that is larger.
         """
         self.path, self.layout = path, dict(layout)
+        self.waited = 0.0
         self._beside = path.with_name(path.name + ".tmp")
-        self._waiting = list(self.layout)
+        self._coming = list(self.layout)
         self._rows = 0  # that the next one has already
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         begin = 0
@@ -191,12 +179,15 @@ class Writer:
             begin = end
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
-        self.digest = hashlib.sha256()
+        self._digest = hashlib.sha256()
         self._file = self._beside.open("wb", buffering=0)
-        self._thread = ThreadPoolExecutor(1)
-        self._writing: Future[None] | None = None
+        self._writer, self._hasher, self._syncer = (ThreadPoolExecutor(1) for _ in range(3))
+        self._waiting: deque[tuple[Tensor, list[Future[None]]]] = deque()
+        self._bytes, self._behind = 0, behind
         self._unsynced = 0
-        self._put(memoryview(struct.pack("<Q", len(text)) + text))
+        self._syncing: Future[None] | None = None
+        start = bytearray(struct.pack("<Q", len(text)) + text)
+        self._queue(torch.frombuffer(start, dtype=torch.uint8))
 
     def write(self, name: str, tensor: Tensor) -> None:
         """The next tensor of the layout, whole or some of its first dimension at a time.
@@ -204,9 +195,9 @@ class Writer:
         Raises:
             ValueError: it is another one.
         """
-        if not self._waiting or self._waiting[0] != name:
+        if not self._coming or self._coming[0] != name:
             raise ValueError(
-                f"name: expected {', '.join(self._waiting[:1]) or 'no more'}, the next tensor of "
+                f"name: expected {', '.join(self._coming[:1]) or 'no more'}, the next tensor of "
                 f"the layout, got {name}"
             )
         dtype, shape = self.layout[name]
@@ -218,53 +209,71 @@ class Writer:
                 f"{name}: expected {self.layout[name]}, as in the layout, got {tensor.dtype} "
                 f"{tuple(tensor.shape)}"
             )
-        values = tensor.contiguous().cpu()
-        self._wait()
-        self._writing = self._thread.submit(self._write, values)
+        self._queue(tensor.contiguous().cpu())
         self._rows = rows
         if rows == size:
-            del self._waiting[0]
+            del self._coming[0]
             self._rows = 0
 
-    def _write(self, tensor: Tensor) -> None:
+    def _queue(self, tensor: Tensor) -> None:
         if tensor.numel() == 0:
             return
-        self._put(memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())))
-        self._unsynced += tensor.nbytes
-        if self._unsynced >= _SYNCED:  # or the disk would have everything to do in `close`
-            os.fsync(self._file.fileno())
-            self._unsynced = 0
+        self._wait(max(0, self._behind - tensor.nbytes))
+        data = memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
+        jobs = [
+            self._writer.submit(self._write, data),
+            self._hasher.submit(self._digest.update, data),
+        ]
+        self._waiting.append((tensor, jobs))
+        self._bytes += tensor.nbytes
 
-    def _put(self, data: memoryview) -> None:
+    def _write(self, data: memoryview) -> None:
         written = 0
         while written < len(data):
             written += self._file.write(data[written : written + (1 << 30)])
-        self.digest.update(data)
+        self._unsynced += len(data)
+        if self._unsynced >= _SYNCED:  # or the disk would have everything to do in `close`
+            self._wait_for_sync()
+            self._syncing = self._syncer.submit(os.fsync, self._file.fileno())
+            self._unsynced = 0
 
-    def _wait(self) -> None:
-        """Until the tensor before is written. Raises what went wrong."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+    def _wait_for_sync(self) -> None:
+        if self._syncing is not None:
+            self._syncing.result()
+
+    def _wait(self, most: int) -> None:
+        """Until at most some bytes wait to be written. Raises what went wrong."""
+        began = time.perf_counter()
+        while self._bytes > most:
+            tensor, jobs = self._waiting.popleft()
+            self._bytes -= tensor.nbytes
+            for job in jobs:
+                job.result()
+        self.waited += time.perf_counter() - began
 
     def close(self) -> str:
         """Gives the file its name, when its bytes are on the disk, and returns its SHA-256."""
-        if self._waiting:
+        if self._coming:
             raise ValueError(
-                f"{', '.join(self._waiting)}: expected to be written before the end, got no values"
+                f"{', '.join(self._coming)}: expected to be written before the end, got no values"
             )
-        self._wait()
-        self._thread.shutdown()
+        self._wait(0)
+        self._wait_for_sync()
         os.fsync(self._file.fileno())
+        self._end_threads()
         self._file.close()
         self._beside.replace(self.path)
-        return self.digest.hexdigest()
+        return self._digest.hexdigest()
 
     def abandon(self) -> None:
         """Leaves nothing behind."""
-        self._thread.shutdown()
+        self._end_threads()
         self._file.close()
         self._beside.unlink(missing_ok=True)
+
+    def _end_threads(self) -> None:
+        for thread in (self._writer, self._hasher, self._syncer):
+            thread.shutdown(cancel_futures=True)
 
 
 def safetensors_functions() -> tuple[Callable[..., dict[str, Tensor]], Callable[..., None]]:

@@ -128,6 +128,11 @@ def left_by_default(name: str, shapes: Shapes) -> str | None:
     return None
 
 
+def ignoring(name: str) -> str:
+    """How to leave a layer out, for errors: a list that names it alone would lose the default."""
+    return f"add {name!r} to ignore, which replaces its default, heads and routers"
+
+
 def refusal(
     name: str,
     shapes: Shapes,

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK, SCALE_DTYPE
 from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._grouped import grouped_linear
+from jitquant.nn._linear import check_same_dtype
 from jitquant.nn._matmul import is_hopper
 from jitquant.nn._rounding import WeightRounding, quantized_weights
 from jitquant.nn._weights import WeightCache
@@ -496,6 +497,12 @@ class Float8BlockwiseExperts(Experts):
             self.register_parameter(name, original.get_parameter(name))
         self._take_biases(original, frozen=False)
         self._caches: dict[tuple[str, int, int], WeightCache] = {}
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """As `Experts`; the states have the dtype of the weights, or any under autocast."""
+        weight = self.get_parameter(self.projections[0].name)
+        check_same_dtype(hidden_states, weight.dtype, "hidden_states")
+        return super().forward(hidden_states, top_k_index, top_k_weights)
 
     def matrices(self, name: str) -> Tensor:
         """A projection's unquantized weights (E, N, K)."""

@@ -244,7 +244,8 @@ class Float8BlockwiseLinear(nn.Linear):
         """``x @ weight.T + bias``.
 
         Args:
-            x: (..., in_features), bfloat16, float16 or float32.
+            x: (..., in_features) of the weight's dtype; under autocast bfloat16, float16 or
+                float32.
 
         Returns:
             (..., out_features) of autocast's dtype if it is enabled, otherwise of x's.
@@ -253,7 +254,7 @@ class Float8BlockwiseLinear(nn.Linear):
             TypeError: x is of another dtype.
             ValueError: x has another last dimension.
         """
-        check_input(x, self.in_features)
+        check_input(x, self.in_features, self.weight.dtype)
         weight = self.weight
         if hasattr(weight, "device_mesh"):
             from jitquant.nn import _dtensor

@@ -276,7 +276,8 @@ class NVFP4TrainingLinear(nn.Linear):
         """``x @ weight.T + bias``.
 
         Args:
-            x: (..., in_features), bfloat16, float16 or float32.
+            x: (..., in_features) of the weight's dtype; under autocast bfloat16, float16 or
+                float32.
 
         Returns:
             (..., out_features) of autocast's dtype if it is enabled, otherwise of x's.
@@ -285,7 +286,7 @@ class NVFP4TrainingLinear(nn.Linear):
             TypeError: x is of another dtype.
             ValueError: x has another last dimension.
         """
-        check_input(x, self.in_features)
+        check_input(x, self.in_features, self.weight.dtype)
         dtype = output_dtype(x)
         if x.numel() == 0:
             empty = functional.linear(x.to(dtype), self.weight.to(dtype))

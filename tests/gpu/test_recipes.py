@@ -232,7 +232,7 @@ def test_a_captured_training_step_draws_anew(compiled: bool) -> None:
     ],
 )
 def test_a_training_step_does_not_synchronize(recipe: NVFP4TrainingRecipe) -> None:
-    layer = NVFP4TrainingLinear(256, 128, device="cuda", recipe=recipe)
+    layer = NVFP4TrainingLinear(256, 128, device="cuda", dtype=torch.bfloat16, recipe=recipe)
     x, grad = randn(256, 256).requires_grad_(), randn(256, 128)
 
     def step() -> None:

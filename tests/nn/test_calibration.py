@@ -297,7 +297,7 @@ def test_errors(model: Block) -> None:
         calibrate(model, [])
     with pytest.raises(
         ValueError,
-        match=r"input of first: expected finite values .*ignore='first'",
+        match=r"input of first: expected finite values .*add 'first' to ignore, which",
     ):
         calibrate(model, [torch.full((2, 32), torch.nan, dtype=BF16)])
 

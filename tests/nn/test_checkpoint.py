@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
+import time
 import weakref
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +28,7 @@ from jitquant.formats import MXFP4_SCALINGS
 from jitquant.nn import (
     _checkpoint_folder,
     _checkpoint_work,
+    _reader,
     _rounding,
     _schemes,
     calibrate,
@@ -33,7 +37,9 @@ from jitquant.nn import (
     quantize_checkpoint,
     save_compressed_tensors,
 )
-from jitquant.nn._safetensors import Writer, read_header, read_tensor
+from jitquant.nn._checkpoint_source import has_nan
+from jitquant.nn._reader import Part, Reader
+from jitquant.nn._safetensors import Writer, read_header
 from jitquant.nn._schemes import SCHEMES
 
 from .helpers import sqnr
@@ -483,6 +489,36 @@ def test_experts_of_another_layout_are_named(tmp_path: Path) -> None:
     assert torch.equal(everything(tmp_path / "out")[name], stack[name])
 
 
+@pytest.mark.parametrize(
+    ("how", "layers", "why"),
+    [
+        ({}, "01", ""),
+        ({"format": "fp8_block"}, "", "its 64 columns are not a multiple of 128"),
+        ({"ignore": "*.0.*.1.down_proj"}, "1", "named in ignore"),
+        ({"targets": ["re:.*0.mlp", "*.1.up_proj"]}, "0", "none of targets"),
+    ],
+)
+def test_experts_of_a_layer_have_one_format(
+    how: Any, layers: str, why: str, tmp_path: Path
+) -> None:
+    """As engines take them; another linear of the layer may have another."""
+    shapes = {"gate": (64, 128), "up": (64, 128), "down": (128, 64)}
+    made = {
+        f"model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight": randn(*shape)
+        for layer in "01"
+        for expert in "01"
+        for name, shape in shapes.items()
+    }
+    made["model.layers.0.mlp.shared_expert.up_proj.weight"] = randn(128, 128)
+    done = quantize_checkpoint(folder(tmp_path / "in", made, 2), tmp_path / "out", **how)
+    left = [name for name in made if name[13] not in layers and ".experts." in name]
+    assert done.left.keys() == {name.removesuffix(".weight") for name in left}
+    beside = f"an expert beside one that is left: {why}"
+    assert {*done.why.values()} == ({why, beside} if left else set())
+    got = everything(tmp_path / "out")
+    assert all(torch.equal(got[name], made[name]) for name in left)
+
+
 def test_this_project_reads_it(tmp_path: Path) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -830,6 +866,84 @@ def test_weights_that_are_not_finite(tmp_path: Path) -> None:
     assert not list((tmp_path / "slow.partial").glob("*.safetensors"))
 
 
+def test_copied_tensors_that_are_not_finite(tmp_path: Path) -> None:
+    """Parameters; limits and masks, which are buffers, may be infinite."""
+
+    def quantize(changed: dict[str, Tensor], **how: Any) -> Path:
+        source = folder(tmp_path / "in", tensors() | changed, 1)
+        out = tmp_path / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        quantize_checkpoint(source, out, device="cpu", restart=True, **how)
+        return out
+
+    limits = {"input_max": torch.tensor(torch.inf), "mask": torch.full((2, 2), -torch.inf)}
+    found = everything(quantize(limits))
+    assert all(torch.equal(found[name], tensor) for name, tensor in limits.items())
+    norm, embedding = "model.layers.1.input_layernorm.weight", "model.embed_tokens.weight"
+    for name, value in (
+        (norm, -torch.inf),
+        (embedding, torch.nan),
+        ("lm_head.weight", torch.inf),
+        ("input_max", torch.nan),
+        ("mask", torch.nan),
+        ("b.bias", torch.inf),
+    ):
+        broken = {**tensors(), **limits}.get(name, torch.zeros(3)).clone()
+        broken.view(-1)[-1] = value
+        says = rf"{re.escape(name)} in .*model\.safetensors: expected finite .* Get the file again"
+        with pytest.raises(ValueError, match=says):
+            quantize({name: broken})
+        with pytest.raises(ValueError, match=says):  # before what takes long
+            quantize({name: broken}, rounding="mse", progress=_only("whether all"))
+        found = everything(quantize({name: broken}, ignore=name.removesuffix(".weight")))
+        assert torch.equal(found[name].nan_to_num(3), broken.nan_to_num(3))
+
+
+def _only(start: str) -> Any:
+    """Of all steps, those with a name that begins so."""
+
+    def check(read: int, total: int, step: str) -> None:
+        assert step.startswith(start)
+
+    return check
+
+
+def test_kept_formats_that_are_not_finite(tmp_path: Path) -> None:
+    def refused(name: str, format: str, **how: Any) -> None:
+        save_file(made, source / "model.safetensors")
+        with pytest.raises(ValueError, match=rf"{re.escape(name)} in .*: expected finite weights"):
+            quantize_checkpoint(source, tmp_path / "out", format=format, restart=True, **how)
+
+    q = jitquant.quantize_block(randn(128, 128))
+    made = {"a.weight": q.data.clone(), "a.weight_scale_inv": q.scale_inv.clone()}
+    source = folder(tmp_path / "in", made, 1)
+    made["a.weight"].view(torch.uint8)[3, 4] = 0xFF
+    refused("a.weight", "fp8_block")
+    refused("a.weight", "int8")
+    made["a.weight"] = q.data
+    made["a.weight_scale_inv"][0, 0] = torch.inf
+    refused("a.weight_scale_inv", "fp8_block")
+    at = "model.layers.0.mlp.experts.down_proj"
+    codes, scales = jitquant.quantize_mxfp4(randn(2, 64, 96))
+    blocks = codes.view(torch.uint8).view(2, 64, -1, 16)
+    made = {f"{at}_blocks": blocks, f"{at}_scales": scales.view(torch.uint8).clone()}
+    source = folder(tmp_path / "gpt", made, 1, model_type="gpt_oss")
+    made[f"{at}_scales"][1, 2, 0] = 0xFF
+    refused(f"{at}_scales", "mxfp4")
+    refused(f"{at}_scales", "mxfp4", layout="gpt-oss")
+    refused(at, "int8")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu])
+def test_nan_of_eight_bits(dtype: Any) -> None:
+    codes = torch.arange(256).to(torch.uint8).view(dtype)
+    for one, value in zip(codes, codes.float(), strict=True):
+        assert has_nan(one, True) is not bool(value.isfinite())
+        assert has_nan(one, False) is bool(value.isnan())
+    assert not has_nan(codes[:0], True)
+    assert not has_nan(torch.tensor(3), True)
+
+
 def test_no_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source = folder(tmp_path / "in", tensors())
     usage = type("Usage", (), {"free": 100})
@@ -848,6 +962,140 @@ def test_no_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
                 quantize_checkpoint(source, tmp_path / "out")
         assert not list((tmp_path / "out.partial").glob("*.tmp"))
     assert not (tmp_path / "out").exists()
+    quantize_checkpoint(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("call", [0, 1, 2])
+def test_no_space_when_a_file_is_closed(
+    call: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Which happens while the next one is written."""
+    source, out = folder(tmp_path / "in", tensors()), tmp_path / "out"
+    files = sorted(p.name for p in source.glob("*.safetensors"))
+    calls: list[str] = []
+
+    def close(writer: Writer) -> str:
+        calls.append(writer.path.name)
+        if len(calls) > call:
+            raise OSError(28, "No space left on device")
+        return whole(writer)
+
+    whole = Writer.close
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "close", close)
+        with pytest.raises(OSError, match=r"no space left for .* the same call goes on"):
+            quantize_checkpoint(source, out)
+    left = sorted(p.name for p in (tmp_path / "out.partial").iterdir())
+    assert left == [*files[:call], "progress.json"]
+    seen: list[str] = []
+    quantize_checkpoint(source, out, progress=lambda *at: seen.append(at[2]))
+    assert {*seen} == {*files[call:]}
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """What is read from now on: file, begin and number of bytes."""
+    read: list[tuple[str, int, int]] = []
+
+    def read_bytes(path: Path, begin: int, values: Tensor) -> None:
+        whole(path, begin, values)
+        read.append((path.name, begin, len(values)))
+
+    whole = _reader.read_bytes
+    monkeypatch.setattr(_reader, "read_bytes", read_bytes)
+    return read
+
+
+KINDS = ("bf16", "fp8", "gpt-oss", "mxfp4")
+EACH = [(kind, format) for kind in KINDS for format in ("nvfp4a16", "mxfp4", "fp8_row")]
+
+
+@pytest.mark.parametrize(("kind", "format"), [*EACH, ("gpt-oss", None), ("mxfp4", None)])
+def test_everything_is_read_once(
+    kind: str, format: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With None: in the layout of gpt-oss."""
+    in_layout: Any = {"format": "mxfp4", "layout": "gpt-oss", "device": "cpu"}
+    if kind == "gpt-oss":
+        source = of_gpt_oss(tmp_path / "in", 1)
+    elif kind == "mxfp4":
+        of_gpt_oss(tmp_path / "bf16", 1)
+        quantize_checkpoint(tmp_path / "bf16", tmp_path / "in", **in_layout)
+        source = tmp_path / "in"
+    else:
+        made = tensors(times=2)
+        if kind == "fp8":
+            q = jitquant.quantize_block(made["model.layers.0.mlp.up_proj.weight"])
+            made["model.layers.0.mlp.up_proj.weight"] = q.data
+            made["model.layers.0.mlp.up_proj.weight_scale_inv"] = q.scale_inv
+        source = folder(tmp_path / "in", made, 1)
+    how = in_layout if format is None else {"format": format}
+    read = counted(monkeypatch)
+    quantize_checkpoint(source, tmp_path / "out", **how)
+    assert len(read) == len({*read})
+    sizes = [entry.size for entry in read_header(source / "model.safetensors").values()]
+    assert sum(size for _, _, size in read) == sum(sizes)
+
+
+def test_the_next_tensors_are_read_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also those of the next file; and the last ones are written."""
+    made = {f"layers.{i}.up_proj.weight": randn(64, 64, seed=i) for i in range(32)}
+    source = folder(tmp_path / "in", made, 2)
+    read, size = counted(monkeypatch), 2 * 64 * 64
+    ahead: list[int] = []
+
+    def progress(at: int, total: int, _: str) -> None:
+        wanted = min(at + 2 * size, total)  # an eighth of a file is two of its tensors
+        for _ in range(1000):
+            if sum(count for _, _, count in read) >= wanted:
+                break
+            time.sleep(0.01)
+        ahead.append(sum(count for _, _, count in read) - at)
+
+    done = quantize_checkpoint(source, tmp_path / "out", progress=progress)
+    assert ahead == [2 * size] * 30 + [size, 0]
+    assert done.seconds.keys() == {"reading", "quantizing", "writing"}
+    assert all(seconds > 0 for seconds in done.seconds.values())
+
+
+def test_what_a_reader_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not more than it may, or one part; in any order; and what it did not expect."""
+    made = {str(i): torch.full((size,), i) for i, size in enumerate([4, 4, 9, 1, 0, 1, 1])}
+    save_file(made, tmp_path / "x")
+    parts = {
+        name: Part(tmp_path / "x", entry) for name, entry in read_header(tmp_path / "x").items()
+    }
+    monkeypatch.setattr(_reader, "_CHUNK", 24)
+    with closing(Reader()) as reader:
+        for order in ("0123456", "1032654", "6543210", "0"):
+            reader.expect({parts[n]: torch.device("cpu") for n in "012346"}, 64)
+            for name in order:
+                held = [part.entry.size for part in reader._begun]
+                assert sum(held) <= 64 or len(held) == 1
+                assert torch.equal(reader.read(parts[name]), made[name])
+        assert torch.equal(reader.read(parts["0"]), made["0"])  # what was read once is forgotten
+        (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-8])
+        with pytest.raises(OSError, match=r"x ended after \d+ bytes"):
+            reader.read(parts[max(parts, key=lambda name: parts[name].entry.begin)])
+
+
+def test_a_file_that_cannot_be_read_in_the_middle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = folder(tmp_path / "in", tensors())
+
+    def broken(path: Path, begin: int, values: Tensor) -> None:
+        if "00002-of" in path.name and begin > 1000:
+            raise OSError(5, "Input/output error", str(path))
+        whole(path, begin, values)
+
+    whole = _reader.read_bytes
+    with monkeypatch.context() as patch:
+        patch.setattr(_reader, "read_bytes", broken)
+        with pytest.raises(OSError, match=r"Input/output error: .*00002-of"):
+            quantize_checkpoint(source, tmp_path / "out")
+    assert not list((tmp_path / "out.partial").glob("*.tmp"))
     quantize_checkpoint(source, tmp_path / "out")
 
 
@@ -870,9 +1118,11 @@ def test_the_reader_and_the_writer(tmp_path: Path) -> None:
     digest = writer.close()
     assert hashlib.sha256((tmp_path / "x").read_bytes()).hexdigest() == digest
     read, entries = load_file(tmp_path / "x"), read_header(tmp_path / "x")
+    reader = Reader()
     for name, tensor in made.items():
         assert torch.equal(read[name], tensor)
-        assert torch.equal(read_tensor(tmp_path / "x", entries[name]), tensor)
+        assert torch.equal(reader.read(Part(tmp_path / "x", entries[name])), tensor)
+    reader.close()
 
 
 def test_fused_layers_are_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -548,6 +548,8 @@ def test_amaxes_that_are_wrong(tmp_path: Path) -> None:
         ):
             save_compressed_tensors(model, tmp_path, input_amax=wrong)
     assert not list(tmp_path.iterdir())
+    with pytest.raises(TypeError, match=r"input_amax: expected amaxes by .*, got 448\.0\. For one"):
+        save_compressed_tensors(model, tmp_path / "number", input_amax=448.0)  # type: ignore[arg-type]
 
 
 def test_errors(tmp_path: Path) -> None:

@@ -157,6 +157,16 @@ def test_the_tokens_have_a_gradient() -> None:
     assert sqnr(grads[2], grads[0]) > 20
 
 
+def test_fp8_takes_the_dtype_of_its_weights() -> None:
+    made = Float8BlockwiseExperts(mixture("Mixtral").model.layers[0].mlp.experts)
+    x, index, weights = routed(made)
+    says = r"hidden_states: expected torch\.bfloat16, as the layer has, got torch\.float32"
+    with pytest.raises(TypeError, match=says):
+        made(x.float(), index, weights)
+    with torch.autocast("cpu"):
+        made(x.float(), index, weights)
+
+
 def test_fp8_trains_and_sees_new_weights() -> None:
     original = mixture("Mixtral").model.layers[0].mlp.experts
     plain = copy.deepcopy(original)

@@ -168,7 +168,8 @@ def test_products_are_those_of_the_quantized_operands(dtype: torch.dtype) -> Non
             scale = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
         return data.double() * scale[: t.shape[0], : t.shape[1]].double()
 
-    y, grad_x = passes(made, x, grad)
+    with torch.autocast("cpu", enabled=dtype == BF16):
+        y, grad_x = passes(made, x, grad)
     w = values(made.weight.detach(), 128)
     of_x = 110 if dtype == torch.float32 else 45
     assert sqnr(y, values(x, 1) @ w.T) > of_x
@@ -351,6 +352,7 @@ def test_weight_is_quantized_once_a_step(name: str, quantized: list[Tensor]) -> 
     ids=["in_place", "parameter", "data", "load", "assign", "told", "eval", "train", "dtype"],
 )
 @torch.no_grad()
+@torch.autocast("cpu")  # or a layer in fp32 would refuse x
 def test_every_change_is_seen(change: Callable[[Any], Any], quantized: list[Tensor]) -> None:
     made, x = layer(), randn(4, 256)
     before = made(x)
@@ -519,6 +521,17 @@ def test_errors() -> None:
         TypeError, match=r"x: expected bfloat16, float16 or float32, got torch\.float64"
     ):
         made(torch.zeros(4, 256, dtype=torch.float64))
+    says = (
+        r"x: expected torch\.bfloat16, as the layer has, got torch\.float32\. Call "
+        r"x\.to\(torch\.bfloat16\) or layer\.to\(torch\.float32\), or use torch\.autocast"
+    )
+    for rows in (4, 0):
+        with pytest.raises(TypeError, match=says):
+            made(torch.zeros(rows, 256))
+    with torch.autocast("cpu"):
+        assert made(torch.zeros(4, 256)).dtype == BF16
+    with pytest.raises(TypeError, match=r"x: expected torch\.float32, .* got torch\.bfloat16"):
+        made.float()(randn(4, 256))
     with pytest.raises(
         TypeError,
         match=r"linear: expected torch\.nn\.Linear itself, got NonDynamicallyQuantizableLinear",
@@ -554,6 +567,7 @@ assert not hasattr(torch.ops.jitquant, "fp8_mm")
 hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks
 jitquant.nn.NVFP4Linear(16, 16)
 assert torch.ops.jitquant.fp8_mm and "nn" in dir(jitquant)
+assert "torch._dynamo" not in sys.modules  # it takes as long as torch itself
 assert not hooks
 jitquant.nn.Float8BlockwiseLinear(16, 16), jitquant.nn.Float8BlockwiseLinear(16, 16)
 assert len(hooks) == 1

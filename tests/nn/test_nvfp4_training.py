@@ -425,3 +425,11 @@ def test_it_trains() -> None:
             assert step < 60
         assert ends[name] < 0.15 * first
     assert ends["nvfp4"] < ends["plain"] + 0.02
+
+
+def test_it_takes_the_dtype_of_its_weight() -> None:
+    layer = NVFP4TrainingLinear(48, 80, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match=r"x: expected torch\.bfloat16, .* got torch\.float32"):
+        layer(randn(32, 48, dtype=torch.float32))
+    with torch.autocast("cpu"):
+        assert layer(randn(32, 48, dtype=torch.float32)).dtype == torch.bfloat16
