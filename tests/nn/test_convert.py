@@ -121,7 +121,7 @@ def test_weights_that_are_not_finite(model: Block) -> None:
         model.down.weight[3, 4] = torch.nan
     with pytest.raises(
         ValueError,
-        match=r"weight of down: expected finite values, got NaN or infinity.*add 'down' to ignore, which",
+        match=r"weight of down: expected finite values, .*add 'down' to ignore, which",
     ):
         convert(model, "nvfp4")
     assert type(model.gate) is nn.Linear
