@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T>())
     b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
     uint16_t stored = nvfp4_block_scale(b, s.encoding);
     if constexpr (kSelects) {
-      const TwoScales scales = scales_of(b, s, recipe.select);
+      const TwoScales scales = two_scales(b, s, recipe.select);
       stored = scales.six;
       if (!recipe.select.single && with_error_of(recipe.select, [&](auto error) {
             return tile_takes_four<decltype(error)::value, T>(tiles, b, scales, s,

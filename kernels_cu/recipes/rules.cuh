@@ -224,18 +224,21 @@ struct Selection {
 // From an amax, or from a given gsa.
 JITQUANT_HD Selection selection_of(float value, float divisor, bool from_gsa = false,
                                    Nvfp4Recipe recipe = Nvfp4Recipe::kTe) {
-  float S = value == 0.0f ? 1.0f : div_rn(from_gsa ? 1.0f : divisor, value);
-  if (S > kFloatMax) S = kFloatMax;
-  if (S == 0.0f) S = 1.0f;
+  const float S = nvfp4_S(value, from_gsa ? 1.0f : divisor);
   const float amax = from_gsa ? mul_rn(value, divisor) : value;
   return {nvfp4_encoding(S, recipe), S, amax, divisor};
 }
 
 // A block whose amax maps to `full`, without a choice, rounded stochastically.
+// The block scale that maps the amax b to `full`, before it is rounded to E4M3.
+JITQUANT_HD float scale_to(float full, float b, const Selection& s) {
+  return mul_rn(div_rn(b, full), s.S);
+}
+
 template <class T>
 JITQUANT_HD Nvfp4Codes static_stochastic_block(const Block<T>& x, float b, const Selection& s,
                                                float full, const RandomBytes& r) {
-  const uint16_t scale = e4m3_from_float(mul_rn(div_rn(b, full), s.S));
+  const uint16_t scale = e4m3_from_float(scale_to(full, b, s));
   const float enc = nvfp4_block_encode(float_from_e4m3(scale), s.encoding);
   return stochastic_block(x, b, enc, static_cast<uint8_t>(scale), r);
 }
@@ -389,8 +392,8 @@ __device__ __forceinline__ auto with_error_of(const Select& how, F&& f) {
 }
 
 // The stored scale that maps the amax b to 6 or to `full`; and the two of 4over6.
-JITQUANT_HD TwoScales scales_of(float b, const Selection& s, const Select& how) {
-  const float base = mul_rn(div_rn(b, how.single ? how.full : 6.0f), s.S);
+JITQUANT_HD TwoScales two_scales(float b, const Selection& s, const Select& how) {
+  const float base = scale_to(how.single ? how.full : 6.0f, b, s);
   return {e4m3_from_float(base), e4m3_from_float(mul_rn(base, 1.5f))};
 }
 
@@ -398,7 +401,7 @@ JITQUANT_HD TwoScales scales_of(float b, const Selection& s, const Select& how) 
 template <class T, class Over>
 __device__ __forceinline__ Nvfp4Codes selected_block(const Block<T>& x, float b, const Selection& s,
                                                      const Select& how, Over&& over) {
-  const TwoScales scales = scales_of(b, s, how);
+  const TwoScales scales = two_scales(b, s, how);
   uint16_t scale = scales.six;
   if (!how.single) {
     const bool four = with_error_of(how, [&](auto error) {

@@ -23,9 +23,14 @@ struct Nvfp4Encoding {
                         // of fp32; otherwise -1
 };
 
-JITQUANT_HD Nvfp4Encoding nvfp4_encoding(float S, Nvfp4Recipe recipe) {
+// S within the numbers that can be used: at most the largest one, and 1 instead of 0. NaN stays.
+JITQUANT_HD float nvfp4_bounded(float S) {
   if (S > kFloatMax) S = kFloatMax;  // not fminf: keeps NaN
-  if (S == 0.0f) S = 1.0f;
+  return S == 0.0f ? 1.0f : S;
+}
+
+// From a bounded S.
+JITQUANT_HD Nvfp4Encoding nvfp4_encoding(float S, Nvfp4Recipe recipe) {
   const bool te = recipe != Nvfp4Recipe::kVllm, keeps = recipe == Nvfp4Recipe::kTe;
   Nvfp4Encoding e;
   e.first = te ? mul_rn(S, kSixth) : kSixth;
@@ -37,15 +42,18 @@ JITQUANT_HD Nvfp4Encoding nvfp4_encoding(float S, Nvfp4Recipe recipe) {
   return e;
 }
 
-// From the amax of the tensor or row (not NaN). `divisor` is 6 * 448 = 2688 unless the caller sets
-// it.
+// S from the amax of the tensor or row (not NaN). `divisor` is 6 * 448 = 2688 unless the caller
+// sets it.
+JITQUANT_HD float nvfp4_S(float amax, float divisor) {
+  return nvfp4_bounded(amax == 0.0f ? 1.0f : div_rn(divisor, amax));
+}
 JITQUANT_HD Nvfp4Encoding nvfp4_encoding_from_amax(float amax, float divisor, Nvfp4Recipe recipe) {
-  return nvfp4_encoding(amax == 0.0f ? 1.0f : div_rn(divisor, amax), recipe);
+  return nvfp4_encoding(nvfp4_S(amax, divisor), recipe);
 }
 
 // From a given gsa. 0, as returned for an all-zero tensor, has the same meaning as there.
 JITQUANT_HD Nvfp4Encoding nvfp4_encoding_from_gsa(float gsa, Nvfp4Recipe recipe) {
-  return nvfp4_encoding(gsa == 0.0f ? 1.0f : reciprocal_rn(gsa), recipe);
+  return nvfp4_encoding(nvfp4_bounded(gsa == 0.0f ? 1.0f : reciprocal_rn(gsa)), recipe);
 }
 
 // The stored scale of a block whose amax is b; a NaN b gives NaN (0x7f).
