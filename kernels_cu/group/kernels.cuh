@@ -112,7 +112,7 @@ template <ScaleKind kKind>
 __device__ __forceinline__ void place_scale(const GroupScales& s, const ScalePlaces& places,
                                             uint32_t row, uint32_t group, const GroupScale& g) {
   if (kKind == ScaleKind::kE8m0) {
-    const uint32_t padded = (static_cast<uint32_t>(s.groups) + 3) & ~3u;
+    const uint32_t padded = swizzled_blocks<uint32_t>(static_cast<uint32_t>(s.groups));
     const int64_t at = s.swizzled ? swizzle_128x4<uint32_t>(row, group, padded)
                                   : static_cast<int64_t>(row) * places.row_step + group;
     static_cast<uint8_t*>(s.data)[at] = static_cast<uint8_t>(g.exponent);

@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T>())
       constexpr int kAtOnce = kColumns ? 2 : 1;
       const Nvfp4Output& to = out.side[kColumns];
       const uint32_t block = kLanes * (kColumns ? down : across) + along;
-      const int64_t step = to.swizzled ? 16 : to.blocks;  // to the next line's scale
+      const int64_t step = to.swizzled ? row_in_tile(1) : to.blocks;  // to the next line's scale
 #pragma unroll 1
       for (int pass = 0; pass < Memory::kPasses; ++pass) {
         const int in_tile = 16 * warp + kLines * (4 * pass + (lane >> 3));
