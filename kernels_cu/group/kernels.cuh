@@ -6,6 +6,7 @@
 
 #include "jitquant/device.cuh"
 #include "jitquant/dispatch.cuh"
+#include "jitquant/reduce.cuh"
 #include "jitquant/walk.cuh"
 #include "launch.h"
 
@@ -132,15 +133,6 @@ __device__ __forceinline__ void place_scale(const GroupScales& s, const ScalePla
     at += static_cast<uint64_t>(group) * places.col_step;
     static_cast<float*>(s.data)[at] = g.scale_inv;
   }
-}
-
-// The amax over the blocks of `lanes` neighboring lanes, a power of two up to 16.
-__device__ __forceinline__ float lanes_amax(float b, int lanes) {
-#pragma unroll
-  for (int offset = 8; offset > 0; offset >>= 1) {
-    if (offset < lanes) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, offset));
-  }
-  return b;
 }
 
 // Whether all blocks are whole and aligned to 16 bytes, in input and output.

@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kThreads, spans_per_sm<T, kWhole>())
   for (int k = 0; k < kHeld; ++k) amax.add(x[k]);
   float b = lanes_amax(amax.result(), square_lanes);
   // Combines lanes of other rows.
-  if (log_width < 5) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
-  if (log_width < 4) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 8));
+  if (log_width < 5) b = amax_with_lane(b, 16);
+  if (log_width < 4) b = amax_with_lane(b, 8);
   maxima[warp][lane] = b;
   __syncthreads();
   // Combines the warps that cover the same squares: all of them, or every other one, each counted

@@ -187,16 +187,7 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
     __syncthreads();
 
     if (square_scales) {
-      float b = 0.0f;
-#pragma unroll 1
-      for (int pass = 0; pass < Memory::kPasses; ++pass) {
-        Block<T> x[kLines];
-        read_rows<T>(tiles, 16 * warp + kLines * (4 * pass + (lane >> 3)), along, x);
-#pragma unroll
-        for (int k = 0; k < kLines; ++k) b = amax_keep_nan(b, block_amax(x[k]));
-      }
-      b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 8));
-      b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
+      const float b = square_amax<T>(tiles, warp, lane);
       if (lane < kLanes) square_maxima[warp][along] = b;
       __syncthreads();
     }

@@ -40,7 +40,7 @@ __device__ __forceinline__ void groups_amax(const Block<float> (&x)[kBlocks], in
     b[0] = amax_keep_nan(kept, shares ? other : kept);
 #pragma unroll
     for (int offset = 2; offset < 16; offset <<= 1) {
-      b[0] = amax_keep_nan(b[0], __shfl_xor_sync(0xffffffffu, b[0], offset & (lanes - 1)));
+      b[0] = amax_with_lane(b[0], offset & (lanes - 1));
     }
   }
 }
