@@ -363,7 +363,7 @@ constexpr int kExponent = [] {
   return of_x + (WayTraits<kWay>::kAfter ? 0 : ScaledCodes<T>::kExponent);  // if kAfter, in `undo`
 }();
 
-__device__ __forceinline__ float power_of_two(int exponent) {
+__device__ __forceinline__ float two_to_the(int exponent) {
   return bits_float(static_cast<uint32_t>(127 + exponent) << 23);
 }
 

@@ -40,8 +40,7 @@ struct GroupPieces {
 
 __device__ __forceinline__ int64_t rows_there(const RowCounts& c, int64_t batch, int64_t rows) {
   if (c.counts == nullptr) return rows;
-  const int64_t count = c.wide ? static_cast<const int64_t*>(c.counts)[batch]
-                               : static_cast<const int32_t*>(c.counts)[batch];
+  const int64_t count = integer_at<true>(c.counts, c.wide, batch);
   return count < rows ? count : rows;
 }
 

@@ -159,6 +159,15 @@ __device__ __forceinline__ int64_t kept(int64_t x) {
   return x;
 }
 
+// Number i of an array of int64 if `wide`, else of int32. kCached: reads through the L1 cache.
+template <bool kCached = false, class I>
+__device__ __forceinline__ int64_t integer_at(const void* p, bool wide, I i) {
+  const auto load = [i](auto* integers) -> int64_t {
+    return kCached ? integers[i] : __ldcg(integers + i);
+  };
+  return wide ? load(static_cast<const int64_t*>(p)) : load(static_cast<const int32_t*>(p));
+}
+
 // Prefetches a block from p, of which the first `count` elements exist.
 template <class T>
 __device__ __forceinline__ void prefetch_block(const T* p, int64_t count) {
