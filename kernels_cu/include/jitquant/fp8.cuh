@@ -5,7 +5,7 @@
 // The rule for a group's scale is in group_scale.cuh.
 #pragma once
 
-#include "jitquant/formats.cuh"
+#include "jitquant/block.cuh"
 
 namespace jitquant {
 
@@ -29,34 +29,14 @@ JITQUANT_HD uint8_t e5m2_from_float(float x) {
 #else
   if (is_nan(x)) return 0x7f;
   const uint32_t sign = (float_bits(x) >> 24) & 0x80u;
-  float a = abs_of(x);
-  a = a < kE5m2Max ? a : kE5m2Max;
-  uint32_t code;
-  if (a < 0x1p-14f) {
-    // Subnormals are multiples of 2^-16, the spacing of fp32 at 2^7, so the sum rounds.
-    code = float_bits(add_rn(a, 0x1p7f)) - float_bits(0x1p7f);
-  } else {
-    const uint32_t bits = float_bits(a);
-    code = ((bits + 0xfffffu + ((bits >> 21) & 1u)) >> 21) - ((127u - 15u) << 2);
-  }
-  return static_cast<uint8_t>(sign | code);
+  const float a = abs_of(x);
+  return static_cast<uint8_t>(sign | rounded_code<2, 15>(a < kE5m2Max ? a : kE5m2Max));
 #endif
 }
 
-// Exact.
+// Exact: E5M2 is the upper byte of an fp16.
 JITQUANT_HD float float_from_e5m2(uint8_t code) {
-#if defined(__CUDA_ARCH__)
-  // E5M2 is the upper byte of an fp16.
-  float x;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<uint16_t>(code << 8)));
-  return x;
-#else
-  const uint32_t magnitude = code & 0x7fu;
-  const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
-  if (magnitude > 0x7cu) return bits_float(sign | 0x7fc00000u);
-  if (magnitude == 0x7cu) return bits_float(sign | 0x7f800000u);
-  return mul_rn(bits_float(sign | (magnitude << 21)), 0x1p112f);
-#endif
+  return to_float(Fp16{static_cast<uint16_t>(code << 8)});
 }
 
 // Rounds to the nearest integer, ties to even, saturating to -128 and 127; NaN gives 0.
@@ -149,7 +129,7 @@ JITQUANT_HD uint32_t ue8m0_exponent(float s) {
   return e < 255u ? e : 255u;
 }
 
-// MXFP8's rounding (RCEIL): 0 up to 2^-127, 254 for Inf, 255 for NaN.
+// The same with RCEIL: 254 for Inf, 255 for NaN.
 JITQUANT_HD uint32_t e8m0_rceil(float s) {
   const uint32_t bits = float_bits(s) & 0x7fffffffu, e = exponent_up(bits);
   return rceil(bits, bits > 0x7f800000u ? 255u : (e < 254u ? e : 254u));

@@ -245,17 +245,16 @@ JITQUANT_HD float nvfp4_dequantize(uint32_t code, float scale, float gsa) {
   return mul_rn(mul_rn(float_from_e2m1(code), scale), gsa);
 }
 
-// Decodes the eight codes of a word. A code's bits, moved into place in an fp16, are its value
-// times 2^-14, for two codes at a time. That factor goes to the scale, whose 4-bit mantissa keeps
-// every product exact.
+// Decodes the eight codes of a word. place_codes gives their values times 2^-14. That factor goes
+// to the scale, whose 4-bit mantissa keeps every product exact.
 JITQUANT_HD void nvfp4_dequantize8(uint32_t codes, float scale, float gsa, float* v) {
+  static_assert(PlacedCodes<Fp16>::kExponent == -14);
   const float factor = mul_rn(scale, 0x1p14f);
+  uint32_t pairs[4];
+  place_codes<Fp16>(codes, pairs);
   JITQUANT_UNROLL
   for (int i = 0; i < 4; ++i) {
-    // Codes i and i + 4 are 16 bits apart.
-    const uint32_t pair = codes >> (4 * i);
-    const uint32_t halves = ((pair << 12) & 0x80008000u) | ((pair << 9) & 0x0e000e00u);
-    const Block<Fp16> both = {{halves}};
+    const Block<Fp16> both = {{pairs[i]}};
     v[i] = mul_rn(mul_rn(value_of(both, 0), factor), gsa);
     v[i + 4] = mul_rn(mul_rn(value_of(both, 1), factor), gsa);
   }
