@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
       float factor[kBlocks], scale[kBlocks];
 #pragma unroll 1
       for (int k = mine; k < kBlocks; k += shares ? kBlocks : 1) {
-        const GroupScale g = scale_of(numerics, mul_rn(amax[0], inverse));
+        const GroupScale g = group_scale(numerics, mul_rn(amax[0], inverse));
         const uint32_t block = begin + k * passes.team.threads(), group = block >> log_lanes;
         // The group exists if its first block does.
         if ((block & (lanes - 1)) < kBlocks &&

@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
   float amax[kAtOnce];
   group_amaxes(x, lanes, amax);
   GroupScale g[kAtOnce];
-  scales_of(numerics, amax, g);
+  group_scales(numerics, amax, g);
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
     if (!there[k]) g[k] = {};
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kWalkThreads, walk_blocks_per_sm<Source>())
     walk.next(grid, uneven, tiles_of);
     next = take();
     const auto x = source.template value<false>(item.fetched, nullptr, item.block);
-    const GroupScale g = scale_of(numerics, lanes_amax(block_amax(x), shape.group_lanes));
+    const GroupScale g = group_scale(numerics, lanes_amax(block_amax(x), shape.group_lanes));
     if (item.row >= scales.rows) continue;
     const bool write = item.there || counts.zero_padding;
     const uint32_t group = item.block / shape.group_lanes;
