@@ -12,7 +12,7 @@ import torch
 from jitquant import loader
 from jitquant.loader import CudaModule
 from jitquant.ops import ALL_OPS
-from jitquant.ops.schema import PARTS, Part
+from jitquant.ops.parts import PARTS, Part
 
 __all__ = ["warmup"]
 

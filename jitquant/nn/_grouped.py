@@ -18,7 +18,7 @@ from jitquant.nn._matmul import major, register
 from jitquant.numerics.layout import unswizzle_128x4
 from jitquant.ops import _checks, _checks_memory
 from jitquant.ops.experts import GROUPED_LINEAR, MOST_EXPERTS
-from jitquant.ops.nvfp4 import dequantize_nvfp4
+from jitquant.ops.nvfp4_dequantize import dequantize_nvfp4
 from jitquant.tensors.fp8 import QuantizedTensor
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 

@@ -24,7 +24,8 @@ from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 from jitquant.numerics.linear import refold_e4m3
 from jitquant.ops.fp8 import quantize_fp8
 from jitquant.ops.linear import LINEAR, LINEAR_FP8, takes_fp8
-from jitquant.ops.nvfp4 import dequantize_nvfp4, quantize_nvfp4
+from jitquant.ops.nvfp4 import quantize_nvfp4
+from jitquant.ops.nvfp4_dequantize import dequantize_nvfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
 

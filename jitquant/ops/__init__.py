@@ -6,7 +6,18 @@ its public functions, which are those of the package too.
 
 from __future__ import annotations
 
-from jitquant.ops import blockwise, experts, fp8, linear, mxfp8, nvfp4, nvfp4_fused, ragged, recipes
+from jitquant.ops import (
+    blockwise,
+    experts,
+    fp8,
+    linear,
+    mxfp8,
+    nvfp4,
+    nvfp4_dequantize,
+    nvfp4_fused,
+    ragged,
+    recipes,
+)
 from jitquant.ops._sharded import AMAX
 from jitquant.ops.blockwise import *
 from jitquant.ops.experts import *
@@ -15,12 +26,24 @@ from jitquant.ops.linear import *
 from jitquant.ops.linear import Composite
 from jitquant.ops.mxfp8 import *
 from jitquant.ops.nvfp4 import *
+from jitquant.ops.nvfp4_dequantize import *
 from jitquant.ops.nvfp4_fused import *
 from jitquant.ops.ragged import *
 from jitquant.ops.recipes import *
 from jitquant.ops.schema import Op as Op
 
-_MODULES = (nvfp4, nvfp4_fused, fp8, blockwise, mxfp8, ragged, linear, recipes, experts)
+_MODULES = (
+    nvfp4,
+    nvfp4_dequantize,
+    nvfp4_fused,
+    fp8,
+    blockwise,
+    mxfp8,
+    ragged,
+    linear,
+    recipes,
+    experts,
+)
 
 __all__: list[str] = []
 __all__ += blockwise.__all__
@@ -29,6 +52,7 @@ __all__ += fp8.__all__
 __all__ += linear.__all__
 __all__ += mxfp8.__all__
 __all__ += nvfp4.__all__
+__all__ += nvfp4_dequantize.__all__
 __all__ += nvfp4_fused.__all__
 __all__ += ragged.__all__
 __all__ += recipes.__all__

@@ -31,6 +31,7 @@ from jitquant.formats import (
 from jitquant.numerics import fp8 as numerics
 from jitquant.ops import _checks_fp8, sources
 from jitquant.ops._results import BUFFERS, Form, left_alone, quantized, quantized_both
+from jitquant.ops.parts import Part, part_for_residual, part_for_rope
 from jitquant.ops.schema import (
     EIGHT_BITS,
     INTEGERS,
@@ -39,14 +40,11 @@ from jitquant.ops.schema import (
     Cast,
     Number,
     Op,
-    Part,
     Plan,
     Result,
     Rows,
     Rule,
     Values,
-    part_for_residual,
-    part_for_rope,
     product,
 )
 from jitquant.tensors import QuantizedTensor

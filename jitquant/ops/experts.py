@@ -10,7 +10,8 @@ from torch import Tensor
 from jitquant.formats import CODES_PER_BYTE, NVFP4_BLOCK
 from jitquant.numerics import experts as numerics
 from jitquant.ops import _checks
-from jitquant.ops.schema import FP32, INPUT, INTEGERS, OUTPUT, PARTS, Op, Part, Plan, Result
+from jitquant.ops.parts import PARTS, Part
+from jitquant.ops.schema import FP32, INPUT, INTEGERS, OUTPUT, Op, Plan, Result
 from jitquant.tensors import NVFP4Tensor
 
 __all__ = [

@@ -58,6 +58,7 @@ from jitquant.numerics import fp8 as numerics
 from jitquant.ops import _checks, _checks_fp8, _sharded, sources
 from jitquant.ops._results import BUFFERS, MAKER, Form, quantized
 from jitquant.ops.blockwise import GROUP_EPS, quantize_block, quantize_per_token_group
+from jitquant.ops.parts import part_for_residual, part_for_rope
 from jitquant.ops.schema import (
     EIGHT_BITS,
     FP32,
@@ -71,8 +72,6 @@ from jitquant.ops.schema import (
     Rule,
     Source,
     fp32,
-    part_for_residual,
-    part_for_rope,
     product,
 )
 from jitquant.tensors import QuantizedTensor

@@ -14,19 +14,8 @@ from jitquant.formats import CODES_PER_BYTE, COMPUTES, NVFP4_BLOCK, Compute, one
 from jitquant.numerics import linear as numerics
 from jitquant.ops import _checks
 from jitquant.ops.fp8 import quantize_fp8
-from jitquant.ops.schema import (
-    FP32,
-    INPUT,
-    OUTPUT,
-    PARTS,
-    Arguments,
-    Op,
-    Part,
-    Plan,
-    Result,
-    by_name,
-    fp32,
-)
+from jitquant.ops.parts import PARTS, Part
+from jitquant.ops.schema import FP32, INPUT, OUTPUT, Arguments, Op, Plan, Result, by_name, fp32
 from jitquant.tensors import NVFP4Tensor, QuantizedTensor
 
 __all__ = ["nvfp4_linear"]

@@ -12,7 +12,8 @@ from torch import Tensor
 from jitquant.formats import NVFP4_DIVISOR, DeinterleaveOp, Granularity, Recipe, ScaleLayout
 from jitquant.ops import sources
 from jitquant.ops.nvfp4 import family_of, quantized
-from jitquant.ops.schema import PARTS, Op, Part, part_for_residual
+from jitquant.ops.parts import PARTS, Part, part_for_residual
+from jitquant.ops.schema import Op
 from jitquant.tensors import QuantizedActivation
 
 if TYPE_CHECKING:

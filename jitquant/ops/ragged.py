@@ -40,7 +40,8 @@ from jitquant.numerics import ragged as numerics
 from jitquant.numerics.fp8 import scale_from_amax
 from jitquant.numerics.nvfp4 import scales_from_amax
 from jitquant.ops import _checks, _checks_fp8, _sharded
-from jitquant.ops.schema import FP8, FP32, INPUT, INT64, OUTPUT, PARTS, Op, Part, Plan, Result, fp32
+from jitquant.ops.parts import PARTS, Part
+from jitquant.ops.schema import FP8, FP32, INPUT, INT64, OUTPUT, Op, Plan, Result, fp32
 from jitquant.tensors import QuantizedRaggedTensor
 
 if TYPE_CHECKING:

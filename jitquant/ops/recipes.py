@@ -40,15 +40,14 @@ from jitquant.formats import (
 from jitquant.numerics import recipes as numerics
 from jitquant.ops import _checks, _checks_fp8, _checks_rotation, _sharded, sources
 from jitquant.ops._results import check_form
+from jitquant.ops.parts import PARTS, Part
 from jitquant.ops.schema import (
     FP32,
     MATRIX,
     OUTPUT,
-    PARTS,
     SIGNS,
     Number,
     Op,
-    Part,
     Plan,
     Result,
     Values,

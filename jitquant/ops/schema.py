@@ -20,7 +20,6 @@ with plain CUDA tensors that nothing looks at on their way.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,6 +46,7 @@ from jitquant.formats import (
 )
 from jitquant.ops import _checks, _checks_memory
 from jitquant.ops.library import arguments_of, define, schemas
+from jitquant.ops.parts import PARTS, Part
 
 
 class Result(NamedTuple):
@@ -160,62 +160,6 @@ MATRIX = Values(2, "(M, K)")
 
 Rule = Number | Dtypes | Values
 """What an argument accepts where it is given, regardless of the others."""
-
-
-class Part(NamedTuple):
-    """Some of a module's kernels, which a first call waits for: less work for the compilers.
-
-    Attributes:
-        name: what comes after the module's name.
-        flags: nvcc's, which leave out the other kernels.
-        of: the part whose kernels these are some of. It is used if it is built, and building it
-            takes less time than building all of its parts.
-    """
-
-    name: str
-    flags: tuple[str, ...]
-    of: Part | None = None
-
-    @functools.cache  # noqa: B019  # each call asks, and there are few
-    def narrowed(self, name: str, *flags: str) -> Part:
-        """Some of this part's kernels."""
-        return Part(f"{self.name}_{name}", (*self.flags, *flags), self)
-
-    def apart(self) -> Part:
-        """The same, where wider ones are not to be built."""
-        return self._replace(of=None)
-
-    @property
-    def wider(self) -> list[Part]:
-        """The parts that have these kernels too, the widest last."""
-        return [] if self.of is None else [self.of, *self.of.wider]
-
-
-def part_for_residual(dtype: torch.dtype, residual: Tensor | None) -> Part | None:
-    """What a norm needs of its module: the sources differ with and without a residual."""
-    of = PARTS.get(dtype)
-    if of is None:
-        return None
-    if residual is None:
-        return of.narrowed("plain", "-DJITQUANT_RESIDUAL=0")
-    return of.narrowed("residual", "-DJITQUANT_RESIDUAL=1")
-
-
-def part_for_rope(x: Tensor, cos: Tensor | None) -> Part | None:
-    """What rows that are rotated need of their module: the sources differ with and without RoPE."""
-    of = PARTS.get(x.dtype)
-    if of is None:
-        return None
-    return of.narrowed("plain" if cos is None else "rope", f"-DJITQUANT_ROPE={cos is not None:d}")
-
-
-#: By the dtype that kernels are for; the flag is for `dispatch` of dispatch.cuh.
-PARTS = {
-    dtype: Part(name, (f"-DJITQUANT_DTYPE={number}",))
-    for number, (dtype, name) in enumerate(
-        {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}.items()
-    )
-}
 
 
 class Compiled(NamedTuple):

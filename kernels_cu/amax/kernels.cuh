@@ -13,25 +13,14 @@ constexpr int kAmaxResidency<FlatSource<T>> = 4;
 template <class T>
 constexpr int kAmaxResidency<PlainSource<T>> = 4;
 
-// One block or a cooperative grid. The grid barrier lets block 0 see the maxima of the others, so
-// no counter has to be zero at launch.
+// One block or a cooperative grid.
 template <class Source, bool kNan>
 __global__ void __launch_bounds__(kThreads, kAmaxResidency<Source>)
     tensor_amax_kernel(Source source, float divisor, float* partials, float* quotient) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  float amax = walked_amax<kNan>(source, reduce);
-  if (gridDim.x > 1) {
-    if (threadIdx.x == 0) partials[blockIdx.x] = amax;
-    sync_grid();
-    if (blockIdx.x != 0) return;
-    amax = 0.0f;
-    for (int i = threadIdx.x; i < gridDim.x; i += kThreads) {
-      amax = amax_of<kNan>(amax, __ldcg(partials + i));
-    }
-    amax = reduce.max(amax);
-  }
-  if (threadIdx.x == 0) *quotient = div_rn(amax, divisor);
+  with_grid_amax<kThreads>(walked_amax<kNan>(source, reduce), partials, reduce,
+                           [&](float amax) { *quotient = div_rn(amax, divisor); });
 }
 
 #ifndef __CUDACC_RTC__

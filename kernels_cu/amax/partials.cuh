@@ -72,12 +72,34 @@ __device__ __forceinline__ void prefetch_walked(const FlatSource<T>& source) {
   }
 }
 
+// Calls write(amax) in one thread of a grid, which has one block or is cooperative, with the
+// largest `amax` of its blocks. The grid barrier lets block 0 see those of the others, so no
+// counter has to be zero at launch. kBlock: the threads of a block, if known.
+template <int kBlock = 0, class F>
+__device__ __forceinline__ void with_grid_amax(float amax, float* partials, BlockReduce& reduce,
+                                               F&& write) {
+  if (gridDim.x > 1) {
+    if (threadIdx.x == 0) partials[blockIdx.x] = amax;
+    sync_grid();
+    if (blockIdx.x != 0) return;
+    amax = partials_amax<true, kBlock>(partials, gridDim.x, reduce);
+  }
+  if (threadIdx.x == 0) write(amax);
+}
+
 template <class Source>
 constexpr int amax_blocks_per_sm() {
   return sizeof(typename Source::Element) == 2 ? 2 : 1;
 }
 
-template <class Source, bool kNan>
+// How many partials a reader expects: as many as there are thread blocks.
+struct EachPartial {
+  static __device__ __forceinline__ void put(float* partials, float amax) {
+    if (threadIdx.x == 0) partials[blockIdx.x] = amax;
+  }
+};
+
+template <class Source, bool kNan, class Partials = EachPartial>
 __global__ void __launch_bounds__(2 * kThreads, amax_blocks_per_sm<Source>())
     amax_kernel(Source source, float* partials) {
   __shared__ BlockReduce::Scratch scratch;
@@ -85,8 +107,7 @@ __global__ void __launch_bounds__(2 * kThreads, amax_blocks_per_sm<Source>())
   prefetch_walked(source);
   wait_for_previous();
   let_next_begin();
-  const float amax = walked_amax<kNan>(source, reduce);
-  if (threadIdx.x == 0) partials[blockIdx.x] = amax;
+  Partials::put(partials, walked_amax<kNan>(source, reduce));
 }
 
 #ifndef __CUDACC_RTC__
@@ -120,17 +141,17 @@ inline AmaxPlan amax_plan(int64_t rows, int64_t cols) {
   return {0, amax_grid(rows, cols)};
 }
 
-template <bool kNan = false, class Source>
+template <bool kNan = false, class Partials = EachPartial, class Source>
 cudaError_t launch_amax(const Source& source, float* partials, int count, cudaStream_t stream) {
-  return launch<&amax_kernel<Source, kNan>>({count, 2 * kThreads, Start::kAlwaysOverlapped}, stream,
-                                            source, partials);
+  return launch<&amax_kernel<Source, kNan, Partials>>(
+      {count, 2 * kThreads, Start::kAlwaysOverlapped}, stream, source, partials);
 }
 
 // launch_amax on a plain tensor.
-template <class T, bool kNan = false>
+template <class T, bool kNan = false, class Partials = EachPartial>
 cudaError_t launch_amax_plain(const Matrix& x, float* partials, int count, cudaStream_t stream) {
-  return is_flat(x) ? launch_amax<kNan>(flat_source<T>(x), partials, count, stream)
-                    : launch_amax<kNan>(PlainSource<T>(x), partials, count, stream);
+  return is_flat(x) ? launch_amax<kNan, Partials>(flat_source<T>(x), partials, count, stream)
+                    : launch_amax<kNan, Partials>(PlainSource<T>(x), partials, count, stream);
 }
 #endif
 

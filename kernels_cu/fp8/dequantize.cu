@@ -8,14 +8,9 @@ namespace jitquant {
 // Exact; v[0] is the lowest byte.
 template <EightBit kFormat>
 __device__ __forceinline__ void unpack4(uint32_t word, float* v) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   if constexpr (kFormat == EightBit::kE4m3) {
-    const Block<Fp16> halves = {halves_from_e4m3(word), halves_from_e4m3(word >> 16)};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = value_of(halves, i);
-  } else
-#endif
-  {
+    floats_from_e4m3(word, v);
+  } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       v[i] = float_from_code<kFormat>(static_cast<uint8_t>(word >> 8 * i));

@@ -18,11 +18,6 @@
 
 namespace jitquant {
 
-// Magnitudes, including NaN, compare as integers.
-__device__ __forceinline__ float larger_magnitude(float a, float b) {
-  return bits_float(max(float_bits(a), float_bits(b)));
-}
-
 template <EightBit kFormat>
 __device__ __forceinline__ uint4 pack16(const float* v) {
   return make_uint4(pack4<kFormat>(v), pack4<kFormat>(v + 4), pack4<kFormat>(v + 8),
@@ -50,11 +45,7 @@ __device__ __forceinline__ float tensor_scale(const Fp8Scale& scale, int partial
   const bool writes = blockIdx.x == 0 && threadIdx.x == 0;
   float factor, amax = -1.0f;
   if (scale.kind == Fp8Scale::kAmax) {
-    amax = 0.0f;
-    for (int i = threadIdx.x; i < partials; i += blockDim.x) {
-      amax = larger_magnitude(amax, scale.partials[i]);
-    }
-    amax = reduce.max(amax);
+    amax = partials_amax(scale.partials, partials, reduce);
     if (writes && scale.amax != nullptr) *scale.amax = amax;
     amax = bound_amax(amax, scale);
     factor = fp8_scale_from_amax(amax, largest(format));
@@ -69,18 +60,7 @@ __device__ __forceinline__ float tensor_scale(const Fp8Scale& scale, int partial
 // threads of a grid that has one block or is cooperative.
 __device__ __forceinline__ void finish_tensor_amax(float mine, const Fp8Scale& scale,
                                                    BlockReduce& reduce) {
-  float amax = reduce.max(mine);
-  if (gridDim.x > 1) {
-    if (threadIdx.x == 0) scale.partials[blockIdx.x] = amax;
-    sync_grid();
-    if (blockIdx.x != 0) return;
-    amax = 0.0f;
-    for (int i = threadIdx.x; i < gridDim.x; i += blockDim.x) {
-      amax = larger_magnitude(amax, __ldcg(scale.partials + i));
-    }
-    amax = reduce.max(amax);
-  }
-  if (threadIdx.x == 0) *scale.amax = amax;
+  with_grid_amax(reduce.max(mine), scale.partials, reduce, [&](float amax) { *scale.amax = amax; });
 }
 
 // Whether the tensor's scale is given and its amax is requested.

@@ -557,6 +557,17 @@ cudaError_t launch_fp8_rows(const Source& source, const Fp8Scale& scale, const E
   return launch_fp8_rows<false>(source, none, scale, out, stream);
 }
 
+// With a scale per row, or with one of the tensor that is given, in one launch.
+template <class Source>
+cudaError_t launch_fp8(const Source& source, const Fp8Scale& scale, const ElementRows& out,
+                       cudaStream_t stream) {
+  if (!needs_amax(scale)) return launch_cast(source, scale, 0, out, stream);
+  if (scale.by_row) return launch_fp8_rows(source, scale, out, stream);
+  const AmaxPlan plan = amax_plan(source.rows, source.cols);
+  return plan.cluster > 0 ? launch_cluster_cast(source, plan.cluster, scale, out, stream)
+                          : launch_cast(source, scale, 0, out, stream);
+}
+
 // Calls f(source, norm) with the source of the rows and their norm.
 template <class F>
 cudaError_t normalized(const Matrix& x, const Matrix* residual, const ColumnVector& weight,

@@ -11,13 +11,8 @@ bool swiglu_fp8_partials(const Matrix& fused, const Fp8Scale& scale) {
 
 cudaError_t launch_swiglu_fp8(const Matrix& fused, int64_t run, const Fp8Scale& scale,
                               const ElementRows& out, cudaStream_t stream) {
-  return deinterleaved(fused, run, true, [&](const auto& source) {
-    if (!needs_amax(scale)) return launch_cast(source, scale, 0, out, stream);
-    if (scale.by_row) return launch_fp8_rows(source, scale, out, stream);
-    const AmaxPlan plan = amax_plan(source.rows, source.cols);
-    return plan.cluster > 0 ? launch_cluster_cast(source, plan.cluster, scale, out, stream)
-                            : launch_cast(source, scale, 0, out, stream);
-  });
+  return deinterleaved(fused, run, true,
+                       [&](const auto& source) { return launch_fp8(source, scale, out, stream); });
 }
 #endif
 

@@ -62,13 +62,9 @@ __device__ __forceinline__ BundleTables tables_at(unsigned char* p, const Bundle
   return t;
 }
 
-__device__ __forceinline__ int64_t routed(const void* p, bool wide, int i) {
-  return wide ? __ldcg(static_cast<const int64_t*>(p) + i)
-              : __ldcg(static_cast<const int32_t*>(p) + i);
-}
 // The expert of a pair; -1 if none.
 __device__ __forceinline__ int expert_of(const BundleRouting& r, int pair) {
-  const int64_t id = routed(r.ids, r.wide, pair);
+  const int64_t id = integer_at(r.ids, r.wide, pair);
   return id >= 0 && id < r.experts ? static_cast<int>(id) : -1;
 }
 
@@ -79,24 +75,12 @@ __device__ __forceinline__ int thread_count() {
   return blockDim.y * blockDim.x;
 }
 
-// The sum over the lanes before this one.
+// The sum or the maximum over the lanes before this one.
 __device__ __forceinline__ int sum_before(int value, int lane) {
-  int sum = value;
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes <<= 1) {
-    const int other = __shfl_up_sync(~0u, sum, lanes);
-    if (lane >= lanes) sum += other;
-  }
-  return sum - value;
+  return sum_up_to(value, lane) - value;
 }
 __device__ __forceinline__ int max_before(int value, int lane) {
-  int most = value;
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes <<= 1) {
-    const int other = __shfl_up_sync(~0u, most, lanes);
-    if (lane >= lanes) most = max(most, other);
-  }
-  most = __shfl_up_sync(~0u, most, 1);
+  const int most = __shfl_up_sync(~0u, max_up_to(value, lane), 1);
   return lane == 0 ? 0 : most;
 }
 
@@ -119,7 +103,7 @@ __device__ __forceinline__ void sort_rows(const BundleRouting& r, const BundleTa
   uint16_t* const counts = places + r.count;  // (counting, r.experts)
   if (r.offsets != nullptr) {
     for (int e = thread; e < r.experts; e += threads) {
-      const int64_t given = routed(r.offsets, r.wide, e) - r.before;
+      const int64_t given = integer_at(r.offsets, r.wide, e) - r.before;
       t.counts[e] = given < 0 ? 0 : given > r.count ? r.count : static_cast<int>(given);
     }
   }

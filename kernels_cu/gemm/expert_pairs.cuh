@@ -119,7 +119,7 @@ struct PairJob {
         for (int unit = 1; unit < k_units; ++unit) sum = add_rn(sum, p[unit * kPairSums]);
         const float gsa =
             w.gsa_row != 0 ? w.gsa[expert * w.gsa_expert + n * w.gsa_row] : gsas[choice];
-        sum = mul_rn(mul_rn(sum, power_of_two(-kExponent<Input, kWay>)), gsa);
+        sum = mul_rn(mul_rn(sum, two_to_the(-kExponent<Input, kWay>)), gsa);
         y = add_rn(y, mul_rn(sum, weights[choice]));
       }
       y = add_rn(y, __shfl_xor_sync(~0u, y, 8));

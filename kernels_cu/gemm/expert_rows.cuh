@@ -151,7 +151,7 @@ struct BundleJob {
         const float gsa = kOneToken || w.gsa_row != 0
                               ? w.gsa[expert * w.gsa_expert + w_row * w.gsa_row]
                               : block_words().gsa;
-        sum = mul_rn(mul_rn(sum, power_of_two(-kExponent<Input, kWay>)), gsa);
+        sum = mul_rn(mul_rn(sum, two_to_the(-kExponent<Input, kWay>)), gsa);
       }
       if (!kOneToken && there) {
         if (routing.ids != nullptr) out_row = tables.order[out_row];

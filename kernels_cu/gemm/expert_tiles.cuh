@@ -88,26 +88,15 @@ __device__ __forceinline__ void count_tiles(const SortedRows& rows, int experts,
     const int e = first + lane;
     int end = 0;
     if (e < experts) {
-      const int64_t given = rows.wide ? __ldcg(static_cast<const int64_t*>(rows.ends) + e)
-                                      : __ldcg(static_cast<const int32_t*>(rows.ends) + e);
+      const int64_t given = integer_at(rows.ends, rows.wide, e);
       end = given < 0 ? 0 : given > rows.rows ? rows.rows : static_cast<int>(given);
     }
-    end = max(end, end_before);
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes <<= 1) {
-      const int other = __shfl_up_sync(~0u, end, lanes);
-      if (lane >= lanes) end = max(end, other);
-    }
+    end = max_up_to(max(end, end_before), lane);
     int begin = __shfl_up_sync(~0u, end, 1);
     if (lane == 0) begin = end_before;
     const int count = end - begin;
     const int own = count < rows.least ? 0 : (count + Shape::kRows - 1) / Shape::kRows;
-    int tiles = own;
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes <<= 1) {
-      const int other = __shfl_up_sync(~0u, tiles, lanes);
-      if (lane >= lanes) tiles += other;
-    }
+    const int tiles = sum_up_to(own, lane);
     if (e < experts) ends[e] = end, before[e] = tiles_before + tiles - own;
     end_before = __shfl_sync(~0u, end, 31);
     tiles_before += __shfl_sync(~0u, tiles, 31);
@@ -265,7 +254,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, g = lane >> 2, t = lane & 3;
     const uint32_t select = t | ((t + 4) << 4);
     constexpr int kPairs = Shape::kDepth / 32;  // of k-steps of 16
-    constexpr int kScaleWords = kPairs / 2;     // per stage and row
     const int own_row = across * 64 + warp * 16 + 2 * g;
     uint32_t codes_at[2][kPairs];
 #pragma unroll
@@ -283,60 +271,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       float d[decltype(sums)::value];
 #pragma unroll
       for (float& sum : d) sum = 0.0f;
-      int previous = -1;
-      uint32_t a[2][8], words[2][2][4], scale_bytes[2][kScaleWords], scales[2][2];
-      const auto fetch = [&](uint32_t stage, int p) {
-        if (p == 0) load_scales<Shape>(at.ring + stage, own_row, 0, scale_bytes);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) load_shared_16(codes_at[h][p] + stage, words[p & 1][h]);
-      };
-      const auto prepare = [&](int p) {
-        uint32_t own_scales[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          if (p % 2 == 0) scale_pairs<T>(scale_bytes[h][p / 2], scales[h]);
-          own_scales[h] = scales[h][p & 1];
-        }
-        decode<T>(words[p & 1], own_scales, select, a[p & 1]);
-      };
-      wait_for(at.full + 8 * ring.stage, ring.parity);
-      fetch(ring.stage * Shape::kStage, 0);
-      fetch(ring.stage * Shape::kStage, 1);
-      prepare(0);
-#pragma unroll 1
-      for (int s = 0; s < stages; ++s) {
-        const int own_stage = ring.stage;
-        const uint32_t stage = own_stage * Shape::kStage;
-        const bool next = s + 1 < stages;
-        ring.next();
-        // As in nvfp4_linear_tiles_kernel.
-#pragma unroll
-        for (int p = 0; p < kPairs; ++p) {
-          const uint32_t (&f)[8] = a[p & 1];
-          const uint64_t b =
-              tile_descriptor(at.ring + stage + (p / 2) * Shape::kRows * 128) + (p % 2) * 4;
-          begin_products();
-          multiply_tiles<T>(d, f[0], f[1], f[2], f[3], b, 1);
-          multiply_tiles<T>(d, f[4], f[5], f[6], f[7], b + 2, 1);
-          end_products();
-          if (p + 2 < kPairs) {
-            fetch(stage, p + 2);
-          } else if (next) {
-            if (p + 2 == kPairs) wait_for(at.full + 8 * ring.stage, ring.parity);
-            fetch(ring.stage * Shape::kStage, p + 2 - kPairs);
-          }
-          wait_for_products<1>();
-          if (p == 0 && previous >= 0) release_stage<Shape>(at, previous);
-          if (p + 1 < kPairs) {
-            prepare(p + 1);
-          } else if (next) {
-            prepare(0);
-          }
-        }
-        previous = own_stage;
-      }
-      wait_for_products<0>();
-      release_stage<Shape>(at, previous);
+      multiply_stages<T, Shape, true>(d, at, ring, codes_at, own_row, 0, select, {0, stages});
       const int block_first = (walk.w_tile * 2 + at.rank) * (kOfCluster / 2);
       const int n = block_first + (kActivate ? own_row / 2 : own_row);
       float gsa[2];
@@ -345,7 +280,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         const int row = min(kActivate ? n + h * bound : n + h, w.rows - 1);
         gsa[h] = w.gsa[walk.expert * w.gsa_expert + row * w.gsa_row];
       }
-      const float back = power_of_two(-ScaledCodes<T>::kExponent);
+      const float back = two_to_the(-ScaledCodes<T>::kExponent);
       if constexpr (kActivate) {
         store_expert_sums<T, true>(to, rows, d, back, gsa, walk.row, walk.end, n);
       } else if (to.fp32) {
@@ -413,8 +348,7 @@ __global__ void __launch_bounds__(kSortWarps * 32)
   let_next_begin();
   __syncthreads();
   const auto expert_at = [&](int pair) {
-    const int64_t id = wide ? __ldcg(static_cast<const int64_t*>(ids) + pair)
-                            : __ldcg(static_cast<const int32_t*>(ids) + pair);
+    const int64_t id = integer_at(ids, wide, pair);
     return id >= 0 && id < experts ? static_cast<int>(id) : -1;
   };
   const int share = (pairs + kThreads - 1) / kThreads * 32, from = warp * share;
@@ -460,12 +394,7 @@ __global__ void __launch_bounds__(kSortWarps * 32)
     int all = 0;
     for (int first = 0; first < experts; first += 32) {
       const int count = first + lane < experts ? totals[first + lane] : 0;
-      int sum = count;
-#pragma unroll
-      for (int lanes = 1; lanes < 32; lanes <<= 1) {
-        const int other = __shfl_up_sync(~0u, sum, lanes);
-        if (lane >= lanes) sum += other;
-      }
+      const int sum = sum_up_to(count, lane);
       if (first + lane < experts) begins[first + lane] = all + sum - count;
       all += __shfl_sync(~0u, sum, 31);
     }

@@ -5,7 +5,7 @@
 
 namespace jitquant {
 
-constexpr int kMostExperts = 1024, kMostTopK = 64;
+constexpr int kMostTopK = 64;
 
 // The matrices of all experts, one after another, each laid out as in `Nvfp4Weight`. `gsa_expert`
 // and `gsa_row` are the strides of gsa: one for all, one per expert, or one per row.

@@ -43,6 +43,81 @@ __device__ __forceinline__ void decode(const uint32_t (&words)[2][4], const uint
   }
 }
 
+// Adds the products of the stages of a tile to d. `codes_at`: where a stage has this warp's rows of
+// W, of which `weight_row` is the first, and pairs of k-steps from `along` * kPairs on.
+// kLooksAhead: a warp loads and decodes the next stage's first pair while it multiplies this one's
+// last.
+template <class T, class Shape, bool kLooksAhead, int kSums, int kPairs>
+__device__ __forceinline__ void multiply_stages(float (&d)[kSums], const StagesAt& at,
+                                                Ring<Shape::kStages>& ring,
+                                                const uint32_t (&codes_at)[2][kPairs],
+                                                int weight_row, int along, uint32_t select,
+                                                const StagesOfK& of_k) {
+  constexpr int kScaleWords = kPairs / 2;  // per stage and row
+  int before = -1;
+  uint32_t a[2][8], words[2][2][4], scale_bytes[2][kScaleWords], scales[2][2];
+  const auto fetch = [&](uint32_t stage, int p) {
+    if (p == 0) {
+      load_scales<Shape>(at.ring + stage, weight_row, along * kScaleWords, scale_bytes);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) load_shared_16(codes_at[h][p] + stage, words[p & 1][h]);
+  };
+  const auto prepare = [&](int p) {
+    uint32_t own_scales[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (p % 2 == 0) scale_pairs<T>(scale_bytes[h][p / 2], scales[h]);
+      own_scales[h] = scales[h][p & 1];
+    }
+    decode<T>(words[p & 1], own_scales, select, a[p & 1]);
+  };
+  const auto begin = [&] {
+    wait_for(at.full + 8 * ring.stage, ring.parity);
+    fetch(ring.stage * Shape::kStage, 0);
+    fetch(ring.stage * Shape::kStage, 1);
+    prepare(0);
+  };
+  if (kLooksAhead) begin();
+#pragma unroll 1
+  for (int s = of_k.first; s < of_k.end; ++s) {
+    if (!kLooksAhead) begin();
+    const int own_stage = ring.stage;
+    const uint32_t stage = own_stage * Shape::kStage;
+    const bool next = kLooksAhead && s + 1 < of_k.end;
+    ring.next();
+    // While the tensor cores multiply one pair, this warp decodes the next one and loads the
+    // one after that.
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      const int pair = along * kPairs + p;
+      const uint32_t (&f)[8] = a[p & 1];
+      const uint64_t b =
+          tile_descriptor(at.ring + stage + (pair / 2) * Shape::kRows * 128) + (pair % 2) * 4;
+      begin_products();
+      multiply_tiles<T>(d, f[0], f[1], f[2], f[3], b, 1);
+      multiply_tiles<T>(d, f[4], f[5], f[6], f[7], b + 2, 1);
+      end_products();
+      if (p + 2 < kPairs) {
+        fetch(stage, p + 2);
+      } else if (next) {
+        if (p + 2 == kPairs) wait_for(at.full + 8 * ring.stage, ring.parity);
+        fetch(ring.stage * Shape::kStage, p + 2 - kPairs);
+      }
+      wait_for_products<1>();
+      if (p == 0 && before >= 0) release_stage<Shape>(at, before);
+      if (p + 1 < kPairs) {
+        prepare(p + 1);
+      } else if (next) {
+        prepare(0);
+      }
+    }
+    before = own_stage;
+  }
+  wait_for_products<0>();
+  release_stage<Shape>(at, before);
+}
+
 // Adds the sums of the two blocks of a cluster that split k. Block `rank` gets those of half
 // `rank`. `theirs` is this thread's place in the ring, which is free once both blocks are here, as
 // such a cluster has one tile.
@@ -109,77 +184,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                               swizzled_piece<Shape>(weight_row + h, along * kPairs + p) * 16);
       }
     }
-    constexpr int kScaleWords = kPairs / 2;  // per stage and row
-    // Whether a warp loads and decodes the next stage's first pair while it multiplies this one's
-    // last. With two pairs per stage that takes 5% longer.
-    constexpr bool kLooksAhead = kPairs > 2;
+    constexpr bool kLooksAhead = kPairs > 2;  // with two pairs per stage that takes 5% longer
     for (int i = first; walk.at(i); i += step) {
       float d[Shape::kSums];
 #pragma unroll
       for (int j = 0; j < Shape::kSums; ++j) d[j] = 0.0f;
-      int before = -1;
       const int first_row = at.template first_weight<Shape>(walk) + weight_row;
-      uint32_t a[2][8], words[2][2][4], scale_bytes[2][kScaleWords], scales[2][2];
-      const auto fetch = [&](uint32_t stage, int p) {
-        if (p == 0) {
-          load_scales<Shape>(at.ring + stage, weight_row, along * kScaleWords, scale_bytes);
-        }
-#pragma unroll
-        for (int h = 0; h < 2; ++h) load_shared_16(codes_at[h][p] + stage, words[p & 1][h]);
-      };
-      const auto prepare = [&](int p) {
-        uint32_t own_scales[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          if (p % 2 == 0) scale_pairs<T>(scale_bytes[h][p / 2], scales[h]);
-          own_scales[h] = scales[h][p & 1];
-        }
-        decode<T>(words[p & 1], own_scales, select, a[p & 1]);
-      };
-      const auto begin = [&] {
-        wait_for(at.full + 8 * ring.stage, ring.parity);
-        fetch(ring.stage * Shape::kStage, 0);
-        fetch(ring.stage * Shape::kStage, 1);
-        prepare(0);
-      };
-      if (kLooksAhead) begin();
-#pragma unroll 1
-      for (int s = of_k.first; s < of_k.end; ++s) {
-        if (!kLooksAhead) begin();
-        const int own_stage = ring.stage;
-        const uint32_t stage = own_stage * Shape::kStage;
-        const bool next = kLooksAhead && s + 1 < of_k.end;
-        ring.next();
-        // While the tensor cores multiply one pair, this warp decodes the next one and loads the
-        // one after that.
-#pragma unroll
-        for (int p = 0; p < kPairs; ++p) {
-          const int pair = along * kPairs + p;
-          const uint32_t (&f)[8] = a[p & 1];
-          const uint64_t b =
-              tile_descriptor(at.ring + stage + (pair / 2) * Shape::kRows * 128) + (pair % 2) * 4;
-          begin_products();
-          multiply_tiles<T>(d, f[0], f[1], f[2], f[3], b, 1);
-          multiply_tiles<T>(d, f[4], f[5], f[6], f[7], b + 2, 1);
-          end_products();
-          if (p + 2 < kPairs) {
-            fetch(stage, p + 2);
-          } else if (next) {
-            if (p + 2 == kPairs) wait_for(at.full + 8 * ring.stage, ring.parity);
-            fetch(ring.stage * Shape::kStage, p + 2 - kPairs);
-          }
-          wait_for_products<1>();
-          if (p == 0 && before >= 0) release_stage<Shape>(at, before);
-          if (p + 1 < kPairs) {
-            prepare(p + 1);
-          } else if (next) {
-            prepare(0);
-          }
-        }
-        before = own_stage;
-      }
-      wait_for_products<0>();
-      release_stage<Shape>(at, before);
+      multiply_stages<T, Shape, kLooksAhead>(d, at, ring, codes_at, weight_row, along, select,
+                                             of_k);
       if constexpr (Shape::kAlong > 1) {
         float* const parts = reinterpret_cast<float*>(tiles + Shape::kStages * Shape::kStage);
         const int thread = threadIdx.x & 127;
@@ -203,7 +215,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         const float gsa = w.gsa[0];
         const auto store = [&](auto& sums, int row0) {
 #pragma unroll
-          for (auto& sum : sums) sum = mul_rn(sum, power_of_two(-ScaledCodes<T>::kExponent));
+          for (auto& sum : sums) sum = mul_rn(sum, two_to_the(-ScaledCodes<T>::kExponent));
           store_sums(to, sums, {gsa, gsa}, static_cast<int>(x.rows), row0, first_row);
         };
         const int row0 = walk.x_tile * Shape::kRows;

@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
     for (int i = 0; i < kEach; ++i) {
       row[i] = Piece::row(lane, at % kUnits, i), n[i] = first + Piece::weight(lane, i);
       if (n[i] >= w.rows || row[i] >= rows) row[i] = -1;
-      piece[i] = mul_rn(piece[i], power_of_two(-kExponent<Input, kWay>));
+      piece[i] = mul_rn(piece[i], two_to_the(-kExponent<Input, kWay>));
     }
     finish(to, piece, gsa, row, n);
   };

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kRefoldThreads)
   if (row >= w.rows) return;
   const int exponent = refold_exponent(most);
   const uint32_t factor = refold_factor(exponent);
-  if (lane == 0) scale_inv[row] = mul_rn(w.gsa[0], power_of_two(-exponent));
+  if (lane == 0) scale_inv[row] = mul_rn(w.gsa[0], two_to_the(-exponent));
 
   uint8_t* const to = values + static_cast<int64_t>(row) * w.cols;
   for (int first = lane; first < blocks; first += 32 * kTogether) {

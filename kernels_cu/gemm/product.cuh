@@ -363,7 +363,7 @@ constexpr int kExponent = [] {
   return of_x + (WayTraits<kWay>::kAfter ? 0 : ScaledCodes<T>::kExponent);  // if kAfter, in `undo`
 }();
 
-__device__ __forceinline__ float power_of_two(int exponent) {
+__device__ __forceinline__ float two_to_the(int exponent) {
   return bits_float(static_cast<uint32_t>(127 + exponent) << 23);
 }
 
@@ -414,8 +414,8 @@ __device__ __forceinline__ void multiply_segment(LaneWords& words,
   const uint32_t (&codes)[2][8] = words.codes;
   if constexpr (Way::kAfter) {
     float scales[2][4];
-    scales_of(words.scales[0], scales[0]);
-    scales_of(words.scales[1], scales[1]);
+    floats_from_e4m3(words.scales[0], scales[0]);
+    floats_from_e4m3(words.scales[1], scales[1]);
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       float d[4];

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kFewThreads8)
   wait_for_previous();
   let_next_begin();
   const auto x = source.value(source.fetch(i));
-  const GroupScale g = scale_of(numerics, amax_of_lanes(x));
+  const GroupScale g = group_scale(numerics, amax_of_lanes(x));
   if (mine >= count) return;
   if ((threadIdx.x & 15) == 0) scales[i >> 4] = g.scale_inv;
   const auto block = x.block();

@@ -6,6 +6,7 @@
 
 #include "jitquant/device.cuh"
 #include "jitquant/dispatch.cuh"
+#include "jitquant/reduce.cuh"
 #include "jitquant/walk.cuh"
 #include "launch.h"
 
@@ -112,7 +113,7 @@ template <ScaleKind kKind>
 __device__ __forceinline__ void place_scale(const GroupScales& s, const ScalePlaces& places,
                                             uint32_t row, uint32_t group, const GroupScale& g) {
   if (kKind == ScaleKind::kE8m0) {
-    const uint32_t padded = (static_cast<uint32_t>(s.groups) + 3) & ~3u;
+    const uint32_t padded = swizzled_blocks<uint32_t>(static_cast<uint32_t>(s.groups));
     const int64_t at = s.swizzled ? swizzle_128x4<uint32_t>(row, group, padded)
                                   : static_cast<int64_t>(row) * places.row_step + group;
     static_cast<uint8_t*>(s.data)[at] = static_cast<uint8_t>(g.exponent);
@@ -132,15 +133,6 @@ __device__ __forceinline__ void place_scale(const GroupScales& s, const ScalePla
     at += static_cast<uint64_t>(group) * places.col_step;
     static_cast<float*>(s.data)[at] = g.scale_inv;
   }
-}
-
-// The amax over the blocks of `lanes` neighboring lanes, a power of two up to 16.
-__device__ __forceinline__ float lanes_amax(float b, int lanes) {
-#pragma unroll
-  for (int offset = 8; offset > 0; offset >>= 1) {
-    if (offset < lanes) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, offset));
-  }
-  return b;
 }
 
 // Whether all blocks are whole and aligned to 16 bytes, in input and output.

@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kThreads, spans_per_sm<T, kWhole>())
   for (int k = 0; k < kHeld; ++k) amax.add(x[k]);
   float b = lanes_amax(amax.result(), square_lanes);
   // Combines lanes of other rows.
-  if (log_width < 5) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
-  if (log_width < 4) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 8));
+  if (log_width < 5) b = amax_with_lane(b, 16);
+  if (log_width < 4) b = amax_with_lane(b, 8);
   maxima[warp][lane] = b;
   __syncthreads();
   // Combines the warps that cover the same squares: all of them, or every other one, each counted
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, spans_per_sm<T, kWhole>())
     const int other = (w * others + (warp & (others - 1))) & (kThreads / 32 - 1);
     b = amax_keep_nan(b, maxima[other][lane]);
   }
-  const GroupScale g = scale_of(numerics, b);
+  const GroupScale g = group_scale(numerics, b);
   const uint32_t square = block / square_lanes;
   if (first_row == 0 && (column & (square_lanes - 1)) == 0 && square < scales.groups) {
     store_scale(scales, batch, tile, square, g, false, true);
@@ -137,8 +137,6 @@ cudaError_t launch_quantize_block(const Matrix& w, int64_t matrix_rows, int64_t 
   int log_side = 4;
   while ((int64_t{1} << log_side) < side) ++log_side;
   const bool whole = is_whole(w, out.data);
-  const bool divides =
-      numerics.recipe == GroupRecipe::kVllm && numerics.scale_format == ScaleFormat::kFloat32;
   return dispatch(w.dtype, [&](auto element) {
     using T = decltype(element);
     const auto launch = [&](auto is_whole, auto by_division) {
@@ -147,7 +145,7 @@ cudaError_t launch_quantize_block(const Matrix& w, int64_t matrix_rows, int64_t 
     };
     constexpr std::true_type yes = {};
     constexpr std::false_type no = {};
-    if (divides) return whole ? launch(yes, yes) : launch(no, yes);
+    if (divides(numerics)) return whole ? launch(yes, yes) : launch(no, yes);
     return whole ? launch(yes, no) : launch(no, no);
   });
 }

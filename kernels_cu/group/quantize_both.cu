@@ -187,16 +187,7 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
     __syncthreads();
 
     if (square_scales) {
-      float b = 0.0f;
-#pragma unroll 1
-      for (int pass = 0; pass < Memory::kPasses; ++pass) {
-        Block<T> x[kLines];
-        read_rows<T>(tiles, 16 * warp + kLines * (4 * pass + (lane >> 3)), along, x);
-#pragma unroll
-        for (int k = 0; k < kLines; ++k) b = amax_keep_nan(b, block_amax(x[k]));
-      }
-      b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 8));
-      b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
+      const float b = square_amax<T>(tiles, warp, lane);
       if (lane < kLanes) square_maxima[warp][along] = b;
       __syncthreads();
     }
@@ -261,7 +252,7 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
       // The factors or divisors of the elements replace the amaxes.
 #pragma unroll 1
       for (int j = 0; j < scales_of_lane; ++j) {
-        const GroupScale g = scale_of(numerics, b[0]);
+        const GroupScale g = group_scale(numerics, b[0]);
         if ((along & (group_lanes - 1)) < sharers) store(j * sharers + own, g);
 #pragma unroll
         for (int k = 0; k + 1 < kLines; ++k) b[k] = b[k + 1];
@@ -350,9 +341,7 @@ cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
   Extent extent = {4, square};
   while ((int64_t{1} << extent.log) < size) ++extent.log;
   const bool whole = is_whole(x, out.data);
-  const bool divides =
-      numerics.recipe == GroupRecipe::kVllm && numerics.scale_format == ScaleFormat::kFloat32;
-  const bool plain = whole && size == kSide && !divides && !numerics.bounded &&
+  const bool plain = whole && size == kSide && !divides(numerics) && !numerics.bounded &&
                      is_plain(out.scales) && is_plain(out_t.scales);
   const bool mxfp8 = whole && numerics.scale_format == ScaleFormat::kE8m0;
   return dispatch(x.dtype, [&](auto element) {

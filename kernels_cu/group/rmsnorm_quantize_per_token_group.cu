@@ -40,7 +40,7 @@ __device__ __forceinline__ void groups_amax(const Block<float> (&x)[kBlocks], in
     b[0] = amax_keep_nan(kept, shares ? other : kept);
 #pragma unroll
     for (int offset = 2; offset < 16; offset <<= 1) {
-      b[0] = amax_keep_nan(b[0], __shfl_xor_sync(0xffffffffu, b[0], offset & (lanes - 1)));
+      b[0] = amax_with_lane(b[0], offset & (lanes - 1));
     }
   }
 }
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
       float factor[kBlocks], scale[kBlocks];
 #pragma unroll 1
       for (int k = mine; k < kBlocks; k += shares ? kBlocks : 1) {
-        const GroupScale g = scale_of(numerics, mul_rn(amax[0], inverse));
+        const GroupScale g = group_scale(numerics, mul_rn(amax[0], inverse));
         const uint32_t block = begin + k * passes.team.threads(), group = block >> log_lanes;
         // The group exists if its first block does.
         if ((block & (lanes - 1)) < kBlocks &&

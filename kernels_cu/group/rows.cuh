@@ -41,8 +41,7 @@ struct GroupPieces {
 
 __device__ __forceinline__ int64_t rows_there(const RowCounts& c, int64_t batch, int64_t rows) {
   if (c.counts == nullptr) return rows;
-  const int64_t count = c.wide ? static_cast<const int64_t*>(c.counts)[batch]
-                               : static_cast<const int32_t*>(c.counts)[batch];
+  const int64_t count = integer_at<true>(c.counts, c.wide, batch);
   return count < rows ? count : rows;
 }
 
@@ -150,7 +149,7 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
   float amax[kAtOnce];
   group_amaxes(x, lanes, amax);
   GroupScale g[kAtOnce];
-  scales_of(numerics, amax, g);
+  group_scales(numerics, amax, g);
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
     if (!there[k]) g[k] = {};
@@ -270,7 +269,7 @@ __global__ void __launch_bounds__(kWalkThreads, walk_blocks_per_sm<Source>())
     walk.next(grid, uneven, tiles_of);
     next = take();
     const auto x = source.template value<false>(item.fetched, nullptr, item.block);
-    const GroupScale g = scale_of(numerics, lanes_amax(block_amax(x), shape.group_lanes));
+    const GroupScale g = group_scale(numerics, lanes_amax(block_amax(x), shape.group_lanes));
     if (item.row >= scales.rows) continue;
     const bool write = item.there || counts.zero_padding;
     const uint32_t group = item.block / shape.group_lanes;

@@ -52,11 +52,7 @@ __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scal
   if (scale.kind != GlobalScale::kPartials && scale.kind != GlobalScale::kAmax) {
     return given_encoding(scale, recipe);
   }
-  float amax = 0.0f;
-  for (int i = threadIdx.x; i < scale.count; i += blockDim.x) {
-    amax = fmaxf(amax, scale.partials[i]);
-  }
-  amax = reduce.max(amax);
+  const float amax = partials_amax(scale.partials, scale.count, reduce);
   if (scale.gsa_out != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
     *scale.gsa_out = div_rn(amax, scale.divisor);
   }

@@ -139,9 +139,8 @@ __global__ void __launch_bounds__(kPieceThreads)
   }
 }
 
-// For swizzled scales, with a gsa for the tensor or for each row. A warp takes 4 blocks of the rows
-// {r, r + 1} + {0, 32, 64, 96} with r even, whose scales are 32 consecutive bytes. A lane takes a
-// word of two neighboring rows, and eight lanes store 64 consecutive values.
+// For swizzled scales, with a gsa for the tensor or for each row. A warp takes the blocks of a
+// sector. A lane takes a word of two neighboring rows, and eight lanes store 64 consecutive values.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     tile_dequant_kernel(Nvfp4Input in, Divisor tiles, int warps, T* out) {
@@ -149,16 +148,14 @@ __global__ void __launch_bounds__(kThreads)
   let_next_begin();
   const int warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x & 31;
   if (warp >= warps) return;
-  const int rows = static_cast<int>(tiles.quotient_of(warp));  // index of a set of eight rows
-  const int tile = warp - rows * static_cast<int>(tiles.divisor);
-  const int row = (rows >> 4) * 128 + (rows & 15) * 2 + lane / 8 * 32;
+  const uint32_t rows = tiles.quotient_of(warp), tile = warp - rows * tiles.divisor;
+  const int row = static_cast<int>(sector_row(rows, lane / 2));
   const int column = tile * 8 + lane % 8;  // in words
   const int width = static_cast<int>(2 * in.blocks);
   const int64_t at = static_cast<int64_t>(row) * width + column;
   const uint32_t* const codes = reinterpret_cast<const uint32_t*>(in.codes) + at;
-  const uint8_t* const scales = in.scales +
-                                (static_cast<int64_t>(rows >> 4) * tiles.divisor + tile) * 512 +
-                                (rows & 15) * 32 + lane / 2;
+  const uint8_t* const scales =
+      in.scales + sector_offset(rows, tile, sector_pitch(tiles.divisor)) + lane / 2;
   const float* const gsas = in.gsa + row * in.gsa_stride;
   const int left = column < width ? static_cast<int>(in.rows) - row : 0;
   uint32_t word[kWordsEach];
@@ -228,7 +225,7 @@ cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, void* out, DType dtype, i
       }
     }
     const int64_t warps = tile_dequant_warps(in);
-    if (whole && in.swizzled && warps > 0 && warps < (int64_t{1} << 27)) {
+    if (whole && in.swizzled && warps > 0 && swizzled_size(in.rows, in.blocks) <= UINT32_MAX) {
       return launch<&tile_dequant_kernel<T>>(
           {(warps + kThreads / 32 - 1) / (kThreads / 32), kThreads, Start::kOverlapped}, stream, in,
           Divisor(static_cast<uint32_t>((in.blocks + 3) / 4)), static_cast<int>(warps), p);

@@ -354,7 +354,7 @@ class CopiedBlocks {
 class HeldOutput {
  public:
   __device__ __forceinline__ HeldOutput(const Nvfp4Output& out, uint32_t r, uint32_t first)
-      : step_(out.swizzled ? 32 / 4 * 512 : 32) {
+      : step_(static_cast<int>(scale_place(out, 32))) {
     const uint32_t width = static_cast<uint32_t>(out.blocks);
     const uint64_t row = static_cast<uint64_t>(r) * width;
     codes_ = reinterpret_cast<uint2*>(out.codes) + row + first;

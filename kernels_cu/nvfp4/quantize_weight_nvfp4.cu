@@ -39,12 +39,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
   float b[2] = {block_amax(x[0]), block_amax(x[1])};
   if (tile) {
-    float most = amax_keep_nan(b[0], b[1]);
-#pragma unroll
-    for (int offset = 4; offset < 32; offset *= 2) {
-      most = amax_keep_nan(most, __shfl_xor_sync(0xffffffffu, most, offset));
-    }
-    b[0] = b[1] = most;
+    b[0] = b[1] = spread_lanes_amax<4>(amax_keep_nan(b[0], b[1]));
   }
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
@@ -122,10 +117,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     float most = b[0];
 #pragma unroll
     for (int k = 1; k < kCount; ++k) most = amax_keep_nan(most, b[k]);
-#pragma unroll
-    for (int offset = 1; offset < 16 / kCount; offset *= 2) {
-      most = amax_keep_nan(most, __shfl_xor_sync(0xffffffffu, most, offset));
-    }
+    most = lanes_amax(most, 16 / kCount);
 #pragma unroll
     for (int k = 0; k < kCount; ++k) b[k] = most;
   }

@@ -5,17 +5,16 @@
 
 namespace jitquant {
 
-// A walk over swizzled scales by sectors, the 32-byte units of memory writes: the scales of 4
-// blocks of the rows {r, r + 1} + {0, 32, 64, 96} with r even. A warp takes a sector, a lane one of
-// its bytes, and the next warp the same rows of the next blocks. The host precomputes what all
-// threads share, divisions above all.
+// A walk over swizzled scales by sectors (swizzle.cuh). A warp takes a sector, a lane one of its
+// bytes, and the next warp the same rows of the next blocks. The host precomputes what all threads
+// share, divisions above all.
 struct SectorWalk {
-  Divisor tiles;   // tiles of four blocks in a row
-  uint32_t pitch;  // distance from the scales of 128 rows to the next, minus one tile
+  Divisor tiles;   // sets of four blocks in a row
+  uint32_t pitch;  // sector_pitch
   uint32_t step_rows, step_tiles;
 
   // For a walk by `warps` warps.
-  SectorWalk(uint32_t tiles, int64_t warps) : tiles(tiles), pitch((tiles - 1) * 512) {
+  SectorWalk(uint32_t tiles, int64_t warps) : tiles(tiles), pitch(sector_pitch(tiles)) {
     step_rows = this->tiles.quotient_of(static_cast<uint32_t>(warps));
     step_tiles = static_cast<uint32_t>(warps) - step_rows * tiles;
   }
@@ -36,13 +35,11 @@ struct SectorPlace {
     rows += walk.step_rows + (past ? 1 : 0);
   }
   static __device__ __forceinline__ uint32_t lane() { return threadIdx.x & 31; }
-  __device__ __forceinline__ uint32_t row() const {
-    return rows * 2 + (rows >> 4) * 96 + (lane() >> 4) + (lane() & 12) * 8;
-  }
+  __device__ __forceinline__ uint32_t row() const { return sector_row(rows, lane()); }
   __device__ __forceinline__ uint32_t block() const { return tile * 4 + (lane() & 3); }
   // swizzle_128x4 of row() and block().
   __device__ __forceinline__ uint32_t scale(const SectorWalk& walk) const {
-    return rows * 32 + (rows >> 4) * walk.pitch + tile * 512 + lane();
+    return sector_offset(rows, tile, walk.pitch) + lane();
   }
 };
 
@@ -79,8 +76,7 @@ constexpr bool kBySectors = sizeof(typename Source::Fetched) <= 64;
 // Whether the kernels that take sectors apply: swizzled scales, one gsa, and offsets that fit in 32
 // bits.
 inline bool by_sectors(const GlobalScale& scale, const Nvfp4Output& out) {
-  return out.swizzled && !is_by_row(scale) &&
-         swizzled_rows(out.rows) <= UINT32_MAX / padded_blocks(out);
+  return out.swizzled && !is_by_row(scale) && swizzled_size(out.rows, out.blocks) <= UINT32_MAX;
 }
 
 constexpr int kWarps = kThreads / 32;
@@ -88,7 +84,7 @@ constexpr int kWarps = kThreads / 32;
 // The sectors of the scales, including padding, in tiles of 128 rows by 4 blocks.
 constexpr int kSectorsOfTile = 512 / 32;
 inline int64_t sectors(const Nvfp4Output& out) {
-  return swizzled_rows(out.rows) / 128 * (padded_blocks(out) / 4) * kSectorsOfTile;
+  return swizzled_size(out.rows, out.blocks) / 32;
 }
 inline SectorWalk sector_walk(const Nvfp4Output& out, int64_t grid) {
   return SectorWalk(static_cast<uint32_t>(padded_blocks(out) / 4), grid * kWarps);

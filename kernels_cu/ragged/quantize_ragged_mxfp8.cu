@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 3)
                            for (int k = 0; k < Block<T>::kWords; ++k) own.words[k] |= part.words[k];
                          });
     }
-    const GroupScale g = scale_of(numerics, lanes_amax(block_amax(own), 2));
+    const GroupScale g = group_scale(numerics, lanes_amax(block_amax(own), 2));
     if (mine >= segments.numel) continue;
     store_bytes(out.data + mine, segments.numel - mine, out.vector, encode_block(own, numerics, g));
     if ((lane & 1) == 0) scales[mine >> 5] = static_cast<uint8_t>(g.exponent);

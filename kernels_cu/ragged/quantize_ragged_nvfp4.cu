@@ -18,7 +18,7 @@ struct RaggedNvfp4 {
     return div_rn(amax, kDivisor);
   }
   __device__ __forceinline__ float of_scale(float given, Nvfp4Encoding& encoding) const {
-    encoding = nvfp4_encoding(given, recipe);
+    encoding = nvfp4_encoding(nvfp4_bounded(given), recipe);
     return encoding.over_S;
   }
   template <class T>

@@ -74,10 +74,15 @@ __device__ __forceinline__ int part_of(const Rotation& r) {
   return static_cast<int>(threadIdx.x) & (r.lanes > 0 ? r.lanes - 1 : 0);
 }
 
-__device__ __forceinline__ void zero_rest(float* maxima) {
-  if (blockIdx.x != 0) return;
-  for (int i = gridDim.x + threadIdx.x; i < kMaxPartials; i += blockDim.x) maxima[i] = 0.0f;
-}
+// Partials of a tensor whose size does not depend on the device: kMaxPartials, of which those
+// without a thread block are zero.
+struct AllPartials {
+  static __device__ __forceinline__ void put(float* partials, float amax) {
+    EachPartial::put(partials, amax);
+    if (blockIdx.x != 0) return;
+    for (int i = gridDim.x + threadIdx.x; i < kMaxPartials; i += blockDim.x) partials[i] = 0.0f;
+  }
+};
 
 // Pairs of columns for RoPE, and those fetched ahead, take more registers.
 template <class T, Rotate kRotate>
@@ -99,22 +104,7 @@ __global__ void __launch_bounds__(kThreads, (sizeof(T) == 2 ? 4 : 2) >> (kRotate
     next = fetch_lane(source, walk);
     mine.add(rotated_lane<kRotate>(source, x, block, rotation, minus));
   }
-  const float amax = reduce.max(mine.result());
-  if (threadIdx.x == 0) maxima[blockIdx.x] = amax;
-  zero_rest(maxima);
-}
-
-template <class Source>
-__global__ void __launch_bounds__(2 * kThreads, amax_blocks_per_sm<Source>())
-    maxima_kernel(Source source, float* maxima) {
-  __shared__ BlockReduce::Scratch scratch;
-  BlockReduce reduce(scratch);
-  prefetch_walked(source);
-  wait_for_previous();
-  let_next_begin();
-  const float amax = walked_amax(source, reduce);
-  if (threadIdx.x == 0) maxima[blockIdx.x] = amax;
-  zero_rest(maxima);
+  AllPartials::put(maxima, reduce.max(mine.result()));
 }
 
 template <class T, Rotate kRotate>
@@ -141,12 +131,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__device__ __forceinline__ float largest(const float* maxima, int count, BlockReduce& reduce) {
-  float amax = 0.0f;
-  for (int i = threadIdx.x; i < count; i += blockDim.x) amax = fmaxf(amax, maxima[i]);
-  return reduce.max(amax);
-}
-
 // Where the amax or the given gsa comes from, and where gsa goes.
 struct RecipeScale {
   const float* maxima;  // `count` for the tensor, or one per row
@@ -160,7 +144,7 @@ struct RecipeScale {
   // The amax of the tensor or its given gsa, whose `count` is 1. A branch around the loop makes a
   // call with an amax 0.2 us slower, 4.25 instead of 4.07 us for one row.
   __device__ __forceinline__ float of_tensor(BlockReduce& reduce) const {
-    const float amax = largest(maxima, count, reduce);
+    const float amax = partials_amax(maxima, count, reduce);
     return from_gsa ? *maxima : amax;
   }
 
@@ -177,11 +161,7 @@ __device__ __forceinline__ uint32_t tile_lanes() {
   return 0xffffu << (threadIdx.x & 16);
 }
 __device__ __forceinline__ float tile_amax(float b) {
-#pragma unroll
-  for (int offset = 8; offset > 0; offset /= 2) {
-    b = amax_keep_nan(b, __shfl_xor_sync(tile_lanes(), b, offset));
-  }
-  return b;
+  return lanes_amax(b, 16, tile_lanes());
 }
 __device__ __forceinline__ float tile_error(float e, bool largest) {
   if (largest) return tile_amax(e);
@@ -267,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kSt
     if (i < count) next = source.fetch(i);
     const auto y = rotated<kRotate>(x, recipe.rotation, minus);
     float b = block_amax(y);
-    if (kMx) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 1));
+    if (kMx) b = amax_with_lane(b, 1);
     const Nvfp4Codes codes = recipe_block<kScaling, kStochastic>(
         y, b, selection, recipe,
         [&] {
@@ -317,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 && kRotate == Rotate:
     // Signs would change the zeros past the last column.
     if (kMx && kRotate != Rotate::kNone && 16 * block >= source.cols) y = {};
     float b = block_amax(y);
-    if (kMx) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 1));
+    if (kMx) b = amax_with_lane(b, 1);
     if (tile) b = tile_amax(b);
     if (by_row) {
       selection = scale.selection(exists ? scale.maxima[row] : 0.0f,

@@ -17,10 +17,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t group = walk.block >> 2, left = cols - 8 * walk.block;
     if (left <= 0) continue;
     const uint32_t word = codes[walk.row * walk.width + walk.block];
-    const uint32_t e =
-        in.scales[in.swizzled ? swizzle_128x4(walk.row, group, swizzled_blocks(in.groups))
-                              : walk.row * in.groups + group];
-    const float power = float_from_e8m0(e);
+    const float power = float_from_e8m0(
+        in.scales[scale_offset(in.swizzled, walk.row, group, in.groups, in.groups)]);
     float v[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = mul_rn(float_from_e2m1(word >> (4 * i)), power);

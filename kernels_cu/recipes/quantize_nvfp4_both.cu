@@ -5,27 +5,23 @@
 
 namespace jitquant {
 
-// Writes the amaxes of a thread block, and zeros for those that do not exist.
-__device__ __forceinline__ void put_maxima(float* maxima, float first, float second) {
-  if (threadIdx.x == 0) maxima[blockIdx.x] = first, maxima[kBothPartials + blockIdx.x] = second;
-  if (blockIdx.x != 0) return;
-  for (int i = gridDim.x + threadIdx.x; i < kBothPartials; i += blockDim.x) {
-    maxima[i] = maxima[kBothPartials + i] = 0.0f;
+// The partials of a matrix and of its transpose: kBothPartials each, of which those without a
+// thread block are zero.
+struct BothPartials {
+  static __device__ __forceinline__ void put(float* partials, float first, float second) {
+    if (threadIdx.x == 0) {
+      partials[blockIdx.x] = first, partials[kBothPartials + blockIdx.x] = second;
+    }
+    if (blockIdx.x != 0) return;
+    for (int i = gridDim.x + threadIdx.x; i < kBothPartials; i += blockDim.x) {
+      partials[i] = partials[kBothPartials + i] = 0.0f;
+    }
   }
-}
-
-// The amax of a matrix, which is that of its transpose too.
-template <class Source>
-__global__ void __launch_bounds__(2 * kThreads, amax_blocks_per_sm<Source>())
-    one_amax_kernel(Source source, float* maxima) {
-  __shared__ BlockReduce::Scratch scratch;
-  BlockReduce reduce(scratch);
-  prefetch_walked(source);
-  wait_for_previous();
-  let_next_begin();
-  const float amax = walked_amax(source, reduce);
-  put_maxima(maxima, amax, amax);
-}
+  // For both, which have the same amax without a rotation.
+  static __device__ __forceinline__ void put(float* partials, float amax) {
+    put(partials, amax, amax);
+  }
+};
 
 // The amax of a matrix, and of its transpose after rotation, into the same number of partials each.
 // Each thread has 16 rows of the columns in eight bytes.
@@ -61,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     }
   }
   const float first = reduce.max(plain.result()), second = reduce.max(turned.result());
-  put_maxima(maxima, first, second);
+  BothPartials::put(maxima, first, second);
 }
 
 struct BothOutput {
@@ -71,7 +67,7 @@ struct BothOutput {
 
 // An amax, or a given gsa.
 __device__ __forceinline__ float one_scale(const BothScale& scale, int side, BlockReduce& reduce) {
-  const float amax = largest(scale.side[side], scale.count, reduce);
+  const float amax = partials_amax(scale.side[side], scale.count, reduce);
   return scale.from_gsa ? *scale.side[side] : amax;
 }
 
@@ -169,19 +165,10 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T>())
   __syncthreads();
 
   if (recipe.tile) {
-    float b = 0.0f;
-#pragma unroll 1
-    for (int pass = 0; pass < Memory::kPasses; ++pass) {
-      Block<T> x[kLines];
-      read_rows<T>(tiles, 16 * warp + kLines * (4 * pass + (lane >> 3)), along, x);
-#pragma unroll
-      for (int k = 0; k < kLines; ++k) b = amax_keep_nan(b, block_amax(x[k]));
-    }
-    b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 8));
-    b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
+    const float b = square_amax<T>(tiles, warp, lane);
     uint16_t stored = nvfp4_block_scale(b, s.encoding);
     if constexpr (kSelects) {
-      const TwoScales scales = scales_of(b, s, recipe.select);
+      const TwoScales scales = two_scales(b, s, recipe.select);
       stored = scales.six;
       if (!recipe.select.single && with_error_of(recipe.select, [&](auto error) {
             return tile_takes_four<decltype(error)::value, T>(tiles, b, scales, s,
@@ -242,7 +229,7 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T>())
       constexpr int kAtOnce = kColumns ? 2 : 1;
       const Nvfp4Output& to = out.side[kColumns];
       const uint32_t block = kLanes * (kColumns ? down : across) + along;
-      const int64_t step = to.swizzled ? 16 : to.blocks;  // to the next line's scale
+      const int64_t step = to.swizzled ? row_in_tile(1) : to.blocks;  // to the next line's scale
 #pragma unroll 1
       for (int pass = 0; pass < Memory::kPasses; ++pass) {
         const int in_tile = 16 * warp + kLines * (4 * pass + (lane >> 3));
@@ -348,12 +335,7 @@ cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, fl
     if (rotation.lanes == 0) {
       const int most = amax_grid(x.rows, x.cols),
                 count = most < kBothPartials ? most : kBothPartials;
-      const auto start = [&](const auto& source) {
-        using Source = std::decay_t<decltype(source)>;
-        return launch<&one_amax_kernel<Source>>({count, 2 * kThreads, Start::kOverlapped}, stream,
-                                                source, maxima);
-      };
-      return is_flat(x) ? start(flat_source<T>(x)) : start(PlainSource<T>(x));
+      return launch_amax_plain<T, false, BothPartials>(x, maxima, count, stream);
     }
     return with_whole(x, [&](auto whole) {
       constexpr auto kKernel = &both_amax_kernel<T, whole>;

@@ -8,13 +8,9 @@ cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, const
                                 bool by_row, float* maxima, cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
-    const auto start = [&](const auto& from) {
-      using Source = std::decay_t<decltype(from)>;
-      return launch<&maxima_kernel<Source>>(
-          {amax_grid(x.rows, x.cols), 2 * kThreads, Start::kOverlapped}, stream, from, maxima);
-    };
     if (rotation.lanes == 0 && rope.size == 0 && !by_row) {
-      return is_flat(x) ? start(flat_source<T>(x)) : start(PlainSource<T>(x));
+      const int count = amax_grid(x.rows, x.cols);
+      return launch_amax_plain<T, false, AllPartials>(x, maxima, count, stream);
     }
     return with_rotation(rotation, rope, [&](auto rotate) {
       const auto source = row_source<T, rotate>(x, rotation, rope);

@@ -12,13 +12,8 @@ bool rotate_fp8_partials(const Matrix& x, const Fp8Scale& scale) {
 
 cudaError_t launch_rotate_fp8(const Matrix& x, const Rotation& rotation, const Rope& rope,
                               const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream) {
-  return rotated_rows(x, rotation, rope, [&](const auto& source) {
-    if (!needs_amax(scale)) return launch_cast(source, scale, 0, out, stream);
-    if (scale.by_row) return launch_fp8_rows(source, scale, out, stream);
-    const AmaxPlan plan = amax_plan(source.rows, source.cols);
-    return plan.cluster > 0 ? launch_cluster_cast(source, plan.cluster, scale, out, stream)
-                            : launch_cast(source, scale, 0, out, stream);
-  });
+  return rotated_rows(x, rotation, rope,
+                      [&](const auto& source) { return launch_fp8(source, scale, out, stream); });
 }
 #endif
 

@@ -3,6 +3,7 @@
 // jitquant/numerics/recipes.py defines the same in PyTorch, bit for bit.
 #pragma once
 
+#include "jitquant/fp8.cuh"
 #include "jitquant/memory.cuh"
 #include "jitquant/nvfp4.cuh"
 #include "launch.h"
@@ -224,18 +225,21 @@ struct Selection {
 // From an amax, or from a given gsa.
 JITQUANT_HD Selection selection_of(float value, float divisor, bool from_gsa = false,
                                    Nvfp4Recipe recipe = Nvfp4Recipe::kTe) {
-  float S = value == 0.0f ? 1.0f : div_rn(from_gsa ? 1.0f : divisor, value);
-  if (S > kFloatMax) S = kFloatMax;
-  if (S == 0.0f) S = 1.0f;
+  const float S = nvfp4_S(value, from_gsa ? 1.0f : divisor);
   const float amax = from_gsa ? mul_rn(value, divisor) : value;
   return {nvfp4_encoding(S, recipe), S, amax, divisor};
+}
+
+// The block scale that maps the amax b to `full`, before it is rounded to E4M3.
+JITQUANT_HD float scale_to(float full, float b, const Selection& s) {
+  return mul_rn(div_rn(b, full), s.S);
 }
 
 // A block whose amax maps to `full`, without a choice, rounded stochastically.
 template <class T>
 JITQUANT_HD Nvfp4Codes static_stochastic_block(const Block<T>& x, float b, const Selection& s,
                                                float full, const RandomBytes& r) {
-  const uint16_t scale = e4m3_from_float(mul_rn(div_rn(b, full), s.S));
+  const uint16_t scale = e4m3_from_float(scale_to(full, b, s));
   const float enc = nvfp4_block_encode(float_from_e4m3(scale), s.encoding);
   return stochastic_block(x, b, enc, static_cast<uint8_t>(scale), r);
 }
@@ -389,8 +393,8 @@ __device__ __forceinline__ auto with_error_of(const Select& how, F&& f) {
 }
 
 // The stored scale that maps the amax b to 6 or to `full`; and the two of 4over6.
-JITQUANT_HD TwoScales scales_of(float b, const Selection& s, const Select& how) {
-  const float base = mul_rn(div_rn(b, how.single ? how.full : 6.0f), s.S);
+JITQUANT_HD TwoScales two_scales(float b, const Selection& s, const Select& how) {
+  const float base = scale_to(how.single ? how.full : 6.0f, b, s);
   return {e4m3_from_float(base), e4m3_from_float(mul_rn(base, 1.5f))};
 }
 
@@ -398,7 +402,7 @@ JITQUANT_HD TwoScales scales_of(float b, const Selection& s, const Select& how) 
 template <class T, class Over>
 __device__ __forceinline__ Nvfp4Codes selected_block(const Block<T>& x, float b, const Selection& s,
                                                      const Select& how, Over&& over) {
-  const TwoScales scales = scales_of(b, s, how);
+  const TwoScales scales = two_scales(b, s, how);
   uint16_t scale = scales.six;
   if (!how.single) {
     const bool four = with_error_of(how, [&](auto error) {
@@ -413,28 +417,19 @@ __device__ __forceinline__ Nvfp4Codes selected_block(const Block<T>& x, float b,
 
 // ---- MXFP4 -------------------------------------------------------------------------------------
 
-// The E8M0 byte of a block with amax b; 255 for infinity and NaN.
+// The E8M0 byte of a block with amax b: at most 253, or 255 for infinity and NaN.
 JITQUANT_HD uint32_t mxfp4_exponent(float b, Mxfp4Scaling scaling) {
   if (!(b <= kFloatMax)) return 255;
-  uint32_t bits = float_bits(b);
   if (scaling >= Mxfp4Scaling::kRceil) {
     const bool down = scaling == Mxfp4Scaling::kGptOssDown;
     const bool to_four = down || scaling == Mxfp4Scaling::kStatic4;
-    const uint32_t g = float_bits(to_four ? mul_rn(b, 0.25f) : div_rn(b, 6.0f)), e = g >> 23;
-    // The scale of byte 0 is 2^-127, so a subnormal g up to that does not need the next one.
-    const uint32_t most = scaling == Mxfp4Scaling::kRceil && e == 0 ? 0x400000u : 0u;
-    return e + (!down && (g & 0x7fffffu) > most ? 1u : 0u);
+    const uint32_t g = float_bits(to_four ? mul_rn(b, 0.25f) : div_rn(b, 6.0f));
+    const uint32_t e = down ? g >> 23 : exponent_up(g);
+    return scaling == Mxfp4Scaling::kRceil ? rceil(g, e) : e;
   }
-  if (scaling == Mxfp4Scaling::kEven) bits += 1u << 21;
-  uint32_t e = bits >> 23;
-  // Subtracts 2 without going below 0; kCeil may add 1 first.
-  e += scaling == Mxfp4Scaling::kCeil && (bits & 0x7fffffu) != 0 ? 1u : 0u;
+  const uint32_t bits = float_bits(b), half = scaling == Mxfp4Scaling::kEven ? 1u << 21 : 0u;
+  const uint32_t e = scaling == Mxfp4Scaling::kCeil ? exponent_up(bits) : (bits + half) >> 23;
   return e > 2 ? e - 2 : 0;
-}
-
-// 2^(127 - e), for e below 255.
-JITQUANT_HD float inverse_power(uint32_t e) {
-  return bits_float(e < 254 ? (254 - e) << 23 : 1u << 22);
 }
 
 // One lane's part of a block with amax b.
@@ -448,7 +443,7 @@ JITQUANT_HD Nvfp4Codes mxfp4_block(const Block<T>& x, float b, Mxfp4Scaling scal
     if (scaling >= Mxfp4Scaling::kStatic6) return {0, 0, scale};
     return {e2m1x8_of_zeros(x, 0), e2m1x8_of_zeros(x, 1), scale};
   }
-  const float enc = inverse_power(e);
+  const float enc = inverse_normal_power(e);
   if (r != nullptr) return stochastic_block(x, b, enc, scale, *r);
   return {e2m1x8(x, 0, enc), e2m1x8(x, 1, enc), scale};
 }

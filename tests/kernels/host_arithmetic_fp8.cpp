@@ -32,7 +32,7 @@ void quantize(const Block<float>* x, int64_t groups, const GroupNumerics& numeri
   for (int64_t i = 0; i < groups; ++i) {
     float amax = 0.0f;
     for (int k = 0; k < kBlocks; ++k) amax = amax_keep_nan(amax, block_amax(x[kBlocks * i + k]));
-    const GroupScale g = scale_of(numerics, amax);
+    const GroupScale g = group_scale(numerics, amax);
     const float factor = by_division ? group_reciprocal(g.scale_inv) : g.factor;
     for (int k = 0; k < kBlocks; ++k) {
       uint32_t words[4];

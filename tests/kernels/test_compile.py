@@ -20,7 +20,7 @@ from jitquant.loader.request.plan import Request
 from jitquant.loader.request.sources import kernel_files
 from jitquant.loader.tools.inspect import build_of, kernels_of
 from jitquant.ops import KERNEL_OPS
-from jitquant.ops.schema import PARTS
+from jitquant.ops.parts import PARTS
 
 KERNELS = Path(__file__).parents[2] / "kernels_cu"
 FILES = kernel_files(KERNELS)

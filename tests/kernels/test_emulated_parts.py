@@ -10,7 +10,8 @@ from samples import COMPILED_OPS as OPS
 from samples import SAMPLES, Sample
 from samples_experts import experts_in_tiles
 
-from jitquant.ops.schema import Compiled, Part
+from jitquant.ops.parts import Part
+from jitquant.ops.schema import Compiled
 
 from .emulated import Machine
 from .test_emulated import HOPPER, _check, _Operator

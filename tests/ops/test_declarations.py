@@ -16,7 +16,8 @@ import jitquant.loader
 from jitquant import reference
 from jitquant.ops import ALL_OPS, KERNEL_OPS, Op
 from jitquant.ops.library import arguments_of
-from jitquant.ops.schema import PARTS, by_name
+from jitquant.ops.parts import PARTS
+from jitquant.ops.schema import by_name
 
 U8 = torch.uint8
 by_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)

@@ -9,7 +9,7 @@ import torch
 
 import jitquant
 from jitquant.ops import ALL_OPS
-from jitquant.ops.schema import PARTS
+from jitquant.ops.parts import PARTS
 
 
 def test_parts_of_the_dtypes_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,15 +32,27 @@ JITQUANT_HD float to_float(Fp16 x) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
   return y;
 #else
-  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const uint32_t magnitude = x.bits & 0x7fffu;
-  if (magnitude >= 0x7c00u) return bits_float(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
-  // The shifted bits are the value times 2^-112, including subnormals.
-  return mul_rn(bits_float(sign | (magnitude << 13)), 0x1p112f);
+  const float a = magnitude >= 0x7c00u ? bits_float(0x7f800000u | ((magnitude & 0x3ffu) << 13))
+                                       : number_of_code<10, 15>(magnitude);
+  return x.bits & 0x8000u ? -a : a;
 #endif
 }
 JITQUANT_HD float to_float(float x) {
   return x;
+}
+
+// Four E4M3, the first in the lowest byte.
+JITQUANT_HD void floats_from_e4m3(uint32_t bytes, float* v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  const uint32_t halves[2] = {halves_from_e4m3<false>(bytes), halves_from_e4m3<true>(bytes)};
+  JITQUANT_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    v[i] = to_float(Fp16{static_cast<uint16_t>(halves[i / 2] >> (16 * (i % 2)))});
+  }
+#else
+  for (int i = 0; i < 4; ++i) v[i] = float_from_e4m3((bytes >> (8 * i)) & 0xffu);
+#endif
 }
 
 template <class T>
@@ -346,6 +358,70 @@ JITQUANT_HD uint32_t e2m1x8_finite(const Block<T>& x, int half) {
 template <class T>
 JITQUANT_HD uint32_t e2m1x8_of_zeros(const Block<T>& x, int half) {
   return e2m1x8_signs(x, half) & e2m1x8_finite(x, half);
+}
+
+// x << kBits. The compiler would emit the same, except for masks that it would move across the
+// shift.
+template <int kBits>
+JITQUANT_HD uint32_t shifted_left(uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  uint32_t y;
+  asm("shl.b32 %0, %1, %2;" : "=r"(y) : "r"(x), "n"(kBits));
+  return y;
+#else
+  return x << kBits;
+#endif
+}
+
+// E2M1 codes as bits of T: the code's exponent and mantissa are placed at the lowest exponent bit
+// and the highest mantissa bit of T. The result is the code's value times 2^kExponent, exactly,
+// including subnormals of T.
+template <class T>
+struct PlacedCodes;
+template <>
+struct PlacedCodes<Bf16> {
+  static constexpr int kShift = 6, kExponent = -126;
+};
+template <>
+struct PlacedCodes<Fp16> {
+  static constexpr int kShift = 9, kExponent = -14;
+};
+
+// pairs[i] = (code i, code i + 4) of eight codes.
+template <class T>
+JITQUANT_HD void place_codes(uint32_t codes, uint32_t (&pairs)[4]) {
+  constexpr int kShift = PlacedCodes<T>::kShift;
+  constexpr uint32_t kMagnitude = 0x00070007u << kShift;
+  // If the magnitude mask covers it, the other byte's sign need not be cleared.
+  constexpr bool kCovered = (kMagnitude & 0x80u) != 0;
+  constexpr uint32_t kSigns = kCovered ? 0x80808080u : 0x80008000u;
+  const uint32_t odd = codes & kSigns, even = shifted_left<4>(codes) & kSigns;
+  if constexpr (kCovered) {
+    pairs[0] = bit_select(kMagnitude, shifted_left<kShift>(codes), shifted_left<8>(even));
+    pairs[1] = bit_select(kMagnitude, shifted_left<kShift - 4>(codes), shifted_left<8>(odd));
+    pairs[2] = bit_select(kMagnitude, codes >> (8 - kShift), even);
+  } else {
+    pairs[0] =
+        bit_select(kMagnitude, shifted_left<kShift>(codes), shifted_left<12>(codes) & kSigns);
+    pairs[1] =
+        bit_select(kMagnitude, shifted_left<kShift - 4>(codes), shifted_left<8>(codes) & kSigns);
+    pairs[2] = bit_select(kMagnitude, shifted_left<kShift - 8>(codes), even);
+  }
+  pairs[3] = bit_select(kMagnitude, codes >> (12 - kShift), odd);
+}
+
+// The upper code of each byte, placed likewise: low those of the lower bytes of both halves, high
+// those of the upper ones.
+template <class T>
+JITQUANT_HD void place_upper_codes(uint32_t codes, uint32_t& low, uint32_t& high) {
+  constexpr int kShift = PlacedCodes<T>::kShift;
+  constexpr uint32_t kMagnitude = 0x00070007u << kShift;
+  constexpr bool kCovered = (kMagnitude & 0x80u) != 0;
+  const uint32_t signs = codes & (kCovered ? 0x80808080u : 0x80008000u);
+  const uint32_t low_signs =
+      kCovered ? shifted_left<8>(signs) : shifted_left<8>(codes) & 0x80008000u;
+  low = bit_select(kMagnitude, shifted_left<kShift - 4>(codes), low_signs);
+  high = bit_select(kMagnitude, codes >> (12 - kShift), signs);
 }
 
 }  // namespace jitquant

@@ -12,6 +12,26 @@ struct E4m3 {
   uint8_t bits;
 };
 
+// The code of a number in a small format with kBits mantissa bits, for what has no instruction. It
+// is not negative, rounds to nearest even, and is at most the largest number of the format.
+template <int kBits, int kBias>
+JITQUANT_HD uint32_t rounded_code(float a) {
+  constexpr uint32_t kShift = 23 - kBits, kHalf = (1u << (kShift - 1)) - 1u;
+  const uint32_t bits = float_bits(a);
+  if (bits < (128u - kBias) << 23) {
+    // Subnormals are multiples of the spacing of fp32 at this power of two, so the sum rounds.
+    const float power = bits_float((151u - kBias - kBits) << 23);
+    return float_bits(add_rn(a, power)) - float_bits(power);
+  }
+  return ((bits + kHalf + ((bits >> kShift) & 1u)) >> kShift) - ((127u - kBias) << kBits);
+}
+// The number of a code without a sign, infinity or NaN. Exact.
+template <int kBits, int kBias>
+JITQUANT_HD float number_of_code(uint32_t code) {
+  // The shifted bits are the value times 2^(kBias - 127), including subnormals.
+  return mul_rn(bits_float(code << (23 - kBits)), bits_float((254u - kBias) << 23));
+}
+
 // E4M3 of x, round to nearest even. Saturates to +-448, including Inf; NaN gives 0x7f.
 JITQUANT_HD uint16_t e4m3_from_float(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -21,31 +41,25 @@ JITQUANT_HD uint16_t e4m3_from_float(float x) {
 #else
   if (is_nan(x)) return 0x7f;
   const uint32_t sign = (float_bits(x) >> 24) & 0x80u;
-  float a = abs_of(x);
-  a = a < kE4m3Max ? a : kE4m3Max;
-  uint32_t code;
-  if (a < 0x1p-6f) {
-    // Subnormals are multiples of 2^-9, the spacing of fp32 at 2^14, so the sum rounds.
-    code = float_bits(add_rn(a, 0x1p14f)) - float_bits(0x1p14f);
-  } else {
-    const uint32_t bits = float_bits(a);
-    code = ((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - ((127u - 7u) << 3);
-  }
-  return static_cast<uint16_t>(sign | code);
+  const float a = abs_of(x);
+  return static_cast<uint16_t>(sign | rounded_code<3, 7>(a < kE4m3Max ? a : kE4m3Max));
 #endif
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-// Two E4M3, in the low half of `bytes`, as a pair of fp16. Exact.
+// Two E4M3, in the low or the high half of `bytes`, as a pair of fp16. Exact.
+template <bool kHigh = false>
 __device__ __forceinline__ uint32_t halves_from_e4m3(uint32_t bytes) {
   uint32_t halves;
-  asm("{\n"
-      " .reg .b16 low, high;\n"
-      " mov.b32 {low, high}, %1;\n"
-      " cvt.rn.f16x2.e4m3x2 %0, low;\n"
-      "}"
-      : "=r"(halves)
-      : "r"(bytes));
+  if constexpr (kHigh) {
+    asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, high;\n}"
+        : "=r"(halves)
+        : "r"(bytes));
+  } else {
+    asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, low;\n}"
+        : "=r"(halves)
+        : "r"(bytes));
+  }
   return halves;
 }
 #endif
@@ -66,10 +80,8 @@ JITQUANT_HD float float_from_e4m3(uint16_t code) {
   return x;
 #else
   const uint32_t magnitude = code & 0x7fu;
-  const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
-  if (magnitude == 0x7fu) return bits_float(sign | 0x7fc00000u);
-  // The shifted bits are the value times 2^-120, including subnormals.
-  return mul_rn(bits_float(sign | (magnitude << 20)), 0x1p120f);
+  const float a = magnitude == 0x7fu ? bits_float(0x7fc00000u) : number_of_code<3, 7>(magnitude);
+  return code & 0x80u ? -a : a;
 #endif
 }
 

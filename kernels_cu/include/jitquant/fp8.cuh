@@ -5,7 +5,7 @@
 // The rule for a group's scale is in group_scale.cuh.
 #pragma once
 
-#include "jitquant/formats.cuh"
+#include "jitquant/block.cuh"
 
 namespace jitquant {
 
@@ -29,34 +29,14 @@ JITQUANT_HD uint8_t e5m2_from_float(float x) {
 #else
   if (is_nan(x)) return 0x7f;
   const uint32_t sign = (float_bits(x) >> 24) & 0x80u;
-  float a = abs_of(x);
-  a = a < kE5m2Max ? a : kE5m2Max;
-  uint32_t code;
-  if (a < 0x1p-14f) {
-    // Subnormals are multiples of 2^-16, the spacing of fp32 at 2^7, so the sum rounds.
-    code = float_bits(add_rn(a, 0x1p7f)) - float_bits(0x1p7f);
-  } else {
-    const uint32_t bits = float_bits(a);
-    code = ((bits + 0xfffffu + ((bits >> 21) & 1u)) >> 21) - ((127u - 15u) << 2);
-  }
-  return static_cast<uint8_t>(sign | code);
+  const float a = abs_of(x);
+  return static_cast<uint8_t>(sign | rounded_code<2, 15>(a < kE5m2Max ? a : kE5m2Max));
 #endif
 }
 
-// Exact.
+// Exact: E5M2 is the upper byte of an fp16.
 JITQUANT_HD float float_from_e5m2(uint8_t code) {
-#if defined(__CUDA_ARCH__)
-  // E5M2 is the upper byte of an fp16.
-  float x;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<uint16_t>(code << 8)));
-  return x;
-#else
-  const uint32_t magnitude = code & 0x7fu;
-  const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
-  if (magnitude > 0x7cu) return bits_float(sign | 0x7fc00000u);
-  if (magnitude == 0x7cu) return bits_float(sign | 0x7f800000u);
-  return mul_rn(bits_float(sign | (magnitude << 21)), 0x1p112f);
-#endif
+  return to_float(Fp16{static_cast<uint16_t>(code << 8)});
 }
 
 // Rounds to the nearest integer, ties to even, saturating to -128 and 127; NaN gives 0.
@@ -132,20 +112,27 @@ JITQUANT_HD float dequantize_fp8(float element, float scale_inv) {
 
 // ---- powers of two -----------------------------------------------------------------------------
 
-// The biased exponent of s > 0 rounded up to a power of two: the exponent field, plus 1 if any
-// mantissa bit is set. 255 for Inf and NaN.
+// The biased exponent of a number rounded up to a power of two, from the bits of its magnitude: the
+// exponent field, plus 1 if any mantissa bit is set.
+JITQUANT_HD uint32_t exponent_up(uint32_t magnitude) {
+  return (magnitude + 0x7fffffu) >> 23;
+}
+// RCEIL, the rounding of MX formats, given what the exponent would be: exponent 0 is 2^-127, so it
+// is enough up to that.
+JITQUANT_HD uint32_t rceil(uint32_t magnitude, uint32_t up) {
+  return magnitude > 0x400000u ? up : 0u;
+}
+
+// The exponent of a scale rounded up: 255 for Inf and NaN.
 JITQUANT_HD uint32_t ue8m0_exponent(float s) {
-  const uint32_t e = ((float_bits(s) & 0x7fffffffu) + 0x7fffffu) >> 23;
+  const uint32_t e = exponent_up(float_bits(s) & 0x7fffffffu);
   return e < 255u ? e : 255u;
 }
 
-// MXFP8's rounding (RCEIL): 0 up to 2^-127, 254 for Inf, 255 for NaN.
+// The same with RCEIL: 254 for Inf, 255 for NaN.
 JITQUANT_HD uint32_t e8m0_rceil(float s) {
-  const uint32_t bits = float_bits(s) & 0x7fffffffu;
-  uint32_t e = (bits + 0x7fffffu) >> 23;
-  e = e < 254u ? e : 254u;
-  e = bits > 0x7f800000u ? 255u : e;
-  return bits > 0x400000u ? e : 0u;
+  const uint32_t bits = float_bits(s) & 0x7fffffffu, e = exponent_up(bits);
+  return rceil(bits, bits > 0x7f800000u ? 255u : (e < 254u ? e : 254u));
 }
 
 // 2^(e - 127); Inf for 255.
@@ -153,9 +140,13 @@ JITQUANT_HD float power_of_two(uint32_t e) {
   return bits_float(e > 0u ? e << 23 : 0x400000u);
 }
 
-// 2^(127 - e), also for 255. Exact, so that a product with it is exact too.
+// 2^(127 - e), for e below 254. Exact, so that a product with it is exact too.
+JITQUANT_HD float inverse_normal_power(uint32_t e) {
+  return bits_float((254u - e) << 23);
+}
+// The same for any e.
 JITQUANT_HD float inverse_power_of_two(uint32_t e) {
-  return bits_float(e < 254u ? (254u - e) << 23 : 0x400000u >> (e - 254u));
+  return e < 254u ? inverse_normal_power(e) : bits_float(0x400000u >> (e - 254u));
 }
 
 // E8M0 as MXFP8 and packed exponents use it: 255 is NaN.

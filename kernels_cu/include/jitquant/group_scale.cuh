@@ -36,8 +36,8 @@ struct GroupScale {
 // division would check for cases that cannot occur or are selected away. All branches are uniform
 // across groups.
 template <int kCount>
-JITQUANT_HD void scales_of(const GroupNumerics& n, const float (&amax)[kCount],
-                           GroupScale (&g)[kCount]) {
+JITQUANT_HD void group_scales(const GroupNumerics& n, const float (&amax)[kCount],
+                              GroupScale (&g)[kCount]) {
   const float top = n.bounded ? n.high : largest(n.format);
   float b[kCount];
   JITQUANT_UNROLL
@@ -74,10 +74,10 @@ JITQUANT_HD void scales_of(const GroupNumerics& n, const float (&amax)[kCount],
   }
 }
 
-JITQUANT_HD GroupScale scale_of(const GroupNumerics& n, float b) {
+JITQUANT_HD GroupScale group_scale(const GroupNumerics& n, float b) {
   const float amax[1] = {b};
   GroupScale g[1];
-  scales_of(n, amax, g);
+  group_scales(n, amax, g);
   return g[0];
 }
 

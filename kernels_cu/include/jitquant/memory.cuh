@@ -33,15 +33,8 @@ __device__ __forceinline__ Fp16 from_float<Fp16>(float x) {
   if (is_nan(x)) return {0x7fff};
   const uint32_t sign = (float_bits(x) >> 16) & 0x8000u;
   const float a = abs_of(x);
-  uint32_t code = 0x7c00u;  // from halfway past the largest finite number up
-  if (a < 0x1p-14f) {
-    // Subnormals are multiples of 2^-24, the spacing of fp32 at 1/2, so the sum rounds.
-    code = float_bits(add_rn(a, 0.5f)) - float_bits(0.5f);
-  } else if (a < 65520.0f) {
-    const uint32_t bits = float_bits(a);
-    code = ((bits + 0xfffu + ((bits >> 13) & 1u)) >> 13) - ((127u - 15u) << 10);
-  }
-  return {static_cast<uint16_t>(sign | code)};
+  // Infinity from halfway past the largest finite number up.
+  return {static_cast<uint16_t>(sign | (a < 65520.0f ? rounded_code<10, 15>(a) : 0x7c00u))};
 #endif
 }
 template <>
@@ -157,6 +150,15 @@ __device__ __forceinline__ int64_t kept(int64_t x) {
   asm volatile("" : "+l"(x));
 #endif
   return x;
+}
+
+// Number i of an array of int64 if `wide`, else of int32. kCached: reads through the L1 cache.
+template <bool kCached = false, class I>
+__device__ __forceinline__ int64_t integer_at(const void* p, bool wide, I i) {
+  const auto load = [i](auto* integers) -> int64_t {
+    return kCached ? integers[i] : __ldcg(integers + i);
+  };
+  return wide ? load(static_cast<const int64_t*>(p)) : load(static_cast<const int32_t*>(p));
 }
 
 // Prefetches a block from p, of which the first `count` elements exist.

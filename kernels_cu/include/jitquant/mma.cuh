@@ -59,81 +59,6 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], uint32_t a0, uint32_t
 #endif
 }
 
-// Bits of a where `mask` is set, bits of b elsewhere.
-__device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
-#if defined(__CUDA_ARCH__)
-  uint32_t bits;
-  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(bits) : "r"(mask), "r"(a), "r"(b));
-  return bits;
-#else
-  return (mask & a) | (~mask & b);
-#endif
-}
-
-// x << kBits. The compiler would emit the same, except for masks that it would move across the
-// shift.
-template <int kBits>
-__device__ __forceinline__ uint32_t shifted_left(uint32_t x) {
-#if defined(__CUDA_ARCH__)
-  uint32_t y;
-  asm("shl.b32 %0, %1, %2;" : "=r"(y) : "r"(x), "n"(kBits));
-  return y;
-#else
-  return x << kBits;
-#endif
-}
-
-// E2M1 codes as bits of T: the code's exponent and mantissa are placed at the lowest exponent bit
-// and the highest mantissa bit of T. The result is the code's value times 2^kPlaced, exactly,
-// including subnormals of T.
-template <class T>
-struct PlacedCodes;
-template <>
-struct PlacedCodes<Bf16> {
-  static constexpr int kShift = 6, kExponent = -126;
-};
-template <>
-struct PlacedCodes<Fp16> {
-  static constexpr int kShift = 9, kExponent = -14;
-};
-
-// pairs[i] = (code i, code i + 4) of eight codes.
-template <class T>
-__device__ __forceinline__ void place_codes(uint32_t codes, uint32_t (&pairs)[4]) {
-  constexpr int kShift = PlacedCodes<T>::kShift;
-  constexpr uint32_t kMagnitude = 0x00070007u << kShift;
-  // If the magnitude mask covers it, the other byte's sign need not be cleared.
-  constexpr bool kCovered = (kMagnitude & 0x80u) != 0;
-  constexpr uint32_t kSigns = kCovered ? 0x80808080u : 0x80008000u;
-  const uint32_t odd = codes & kSigns, even = shifted_left<4>(codes) & kSigns;
-  if constexpr (kCovered) {
-    pairs[0] = select_bits(kMagnitude, shifted_left<kShift>(codes), shifted_left<8>(even));
-    pairs[1] = select_bits(kMagnitude, shifted_left<kShift - 4>(codes), shifted_left<8>(odd));
-    pairs[2] = select_bits(kMagnitude, codes >> (8 - kShift), even);
-  } else {
-    pairs[0] =
-        select_bits(kMagnitude, shifted_left<kShift>(codes), shifted_left<12>(codes) & kSigns);
-    pairs[1] =
-        select_bits(kMagnitude, shifted_left<kShift - 4>(codes), shifted_left<8>(codes) & kSigns);
-    pairs[2] = select_bits(kMagnitude, shifted_left<kShift - 8>(codes), even);
-  }
-  pairs[3] = select_bits(kMagnitude, codes >> (12 - kShift), odd);
-}
-
-// The upper code of each byte, placed likewise: low those of the lower bytes of both halves, high
-// those of the upper ones.
-template <class T>
-__device__ __forceinline__ void place_upper_codes(uint32_t codes, uint32_t& low, uint32_t& high) {
-  constexpr int kShift = PlacedCodes<T>::kShift;
-  constexpr uint32_t kMagnitude = 0x00070007u << kShift;
-  constexpr bool kCovered = (kMagnitude & 0x80u) != 0;
-  const uint32_t signs = codes & (kCovered ? 0x80808080u : 0x80008000u);
-  const uint32_t low_signs =
-      kCovered ? shifted_left<8>(signs) : shifted_left<8>(codes) & 0x80008000u;
-  low = select_bits(kMagnitude, shifted_left<kShift - 4>(codes), low_signs);
-  high = select_bits(kMagnitude, codes >> (12 - kShift), signs);
-}
-
 // Products of two pairs, each rounded to T.
 template <class T>
 __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
@@ -175,29 +100,6 @@ __device__ __forceinline__ uint32_t half_twice(uint32_t pair) {
 #endif
 }
 
-// Four E4M3 scales as fp32.
-__device__ __forceinline__ void scales_of(uint32_t bytes, float (&scales)[4]) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  asm("{\n"
-      " .reg .b16 low, high, a, b, c, d;\n"
-      " .reg .b32 first, second;\n"
-      " mov.b32 {low, high}, %4;\n"
-      " cvt.rn.f16x2.e4m3x2 first, low;\n"
-      " cvt.rn.f16x2.e4m3x2 second, high;\n"
-      " mov.b32 {a, b}, first;\n"
-      " mov.b32 {c, d}, second;\n"
-      " cvt.f32.f16 %0, a;\n"
-      " cvt.f32.f16 %1, b;\n"
-      " cvt.f32.f16 %2, c;\n"
-      " cvt.f32.f16 %3, d;\n"
-      "}"
-      : "=f"(scales[0]), "=f"(scales[1]), "=f"(scales[2]), "=f"(scales[3])
-      : "r"(bytes));
-#else
-  for (int i = 0; i < 4; ++i) scales[i] = float_from_e4m3((bytes >> (8 * i)) & 0xffu);
-#endif
-}
-
 // NVFP4 values without gsa, as pairs of T, times 2^kScaled. A code times its scale is exact in both
 // types.
 template <class T>
@@ -217,7 +119,7 @@ struct ScaledCodes<Fp16> {
 template <class T>
 __device__ __forceinline__ void scale_pairs(uint32_t bytes, uint32_t (&pairs)[2]) {
   float scales[4];
-  scales_of(bytes, scales);
+  floats_from_e4m3(bytes, scales);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     pairs[i] = multiply_pairs<T>(pair_from_floats<T>(scales[2 * i], scales[2 * i + 1]),

@@ -23,9 +23,14 @@ struct Nvfp4Encoding {
                         // of fp32; otherwise -1
 };
 
-JITQUANT_HD Nvfp4Encoding nvfp4_encoding(float S, Nvfp4Recipe recipe) {
+// S within the numbers that can be used: at most the largest one, and 1 instead of 0. NaN stays.
+JITQUANT_HD float nvfp4_bounded(float S) {
   if (S > kFloatMax) S = kFloatMax;  // not fminf: keeps NaN
-  if (S == 0.0f) S = 1.0f;
+  return S == 0.0f ? 1.0f : S;
+}
+
+// From a bounded S.
+JITQUANT_HD Nvfp4Encoding nvfp4_encoding(float S, Nvfp4Recipe recipe) {
   const bool te = recipe != Nvfp4Recipe::kVllm, keeps = recipe == Nvfp4Recipe::kTe;
   Nvfp4Encoding e;
   e.first = te ? mul_rn(S, kSixth) : kSixth;
@@ -37,15 +42,18 @@ JITQUANT_HD Nvfp4Encoding nvfp4_encoding(float S, Nvfp4Recipe recipe) {
   return e;
 }
 
-// From the amax of the tensor or row (not NaN). `divisor` is 6 * 448 = 2688 unless the caller sets
-// it.
+// S from the amax of the tensor or row (not NaN). `divisor` is 6 * 448 = 2688 unless the caller
+// sets it.
+JITQUANT_HD float nvfp4_S(float amax, float divisor) {
+  return nvfp4_bounded(amax == 0.0f ? 1.0f : div_rn(divisor, amax));
+}
 JITQUANT_HD Nvfp4Encoding nvfp4_encoding_from_amax(float amax, float divisor, Nvfp4Recipe recipe) {
-  return nvfp4_encoding(amax == 0.0f ? 1.0f : div_rn(divisor, amax), recipe);
+  return nvfp4_encoding(nvfp4_S(amax, divisor), recipe);
 }
 
 // From a given gsa. 0, as returned for an all-zero tensor, has the same meaning as there.
 JITQUANT_HD Nvfp4Encoding nvfp4_encoding_from_gsa(float gsa, Nvfp4Recipe recipe) {
-  return nvfp4_encoding(gsa == 0.0f ? 1.0f : reciprocal_rn(gsa), recipe);
+  return nvfp4_encoding(nvfp4_bounded(gsa == 0.0f ? 1.0f : reciprocal_rn(gsa)), recipe);
 }
 
 // The stored scale of a block whose amax is b; a NaN b gives NaN (0x7f).
@@ -237,17 +245,16 @@ JITQUANT_HD float nvfp4_dequantize(uint32_t code, float scale, float gsa) {
   return mul_rn(mul_rn(float_from_e2m1(code), scale), gsa);
 }
 
-// Decodes the eight codes of a word. A code's bits, moved into place in an fp16, are its value
-// times 2^-14, for two codes at a time. That factor goes to the scale, whose 4-bit mantissa keeps
-// every product exact.
+// Decodes the eight codes of a word. place_codes gives their values times 2^-14. That factor goes
+// to the scale, whose 4-bit mantissa keeps every product exact.
 JITQUANT_HD void nvfp4_dequantize8(uint32_t codes, float scale, float gsa, float* v) {
+  static_assert(PlacedCodes<Fp16>::kExponent == -14);
   const float factor = mul_rn(scale, 0x1p14f);
+  uint32_t pairs[4];
+  place_codes<Fp16>(codes, pairs);
   JITQUANT_UNROLL
   for (int i = 0; i < 4; ++i) {
-    // Codes i and i + 4 are 16 bits apart.
-    const uint32_t pair = codes >> (4 * i);
-    const uint32_t halves = ((pair << 12) & 0x80008000u) | ((pair << 9) & 0x0e000e00u);
-    const Block<Fp16> both = {{halves}};
+    const Block<Fp16> both = {{pairs[i]}};
     v[i] = mul_rn(mul_rn(value_of(both, 0), factor), gsa);
     v[i + 4] = mul_rn(mul_rn(value_of(both, 1), factor), gsa);
   }

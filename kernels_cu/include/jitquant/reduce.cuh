@@ -13,6 +13,44 @@ __device__ __forceinline__ float warp_max(float x) {
   return bits_float(__reduce_max_sync(0xffffffffu, float_bits(x)));
 }
 
+// The sum and the maximum over the lanes up to this one.
+__device__ __forceinline__ int sum_up_to(int value, int lane) {
+#pragma unroll
+  for (int lanes = 1; lanes < 32; lanes <<= 1) {
+    const int other = __shfl_up_sync(~0u, value, lanes);
+    if (lane >= lanes) value += other;
+  }
+  return value;
+}
+__device__ __forceinline__ int max_up_to(int value, int lane) {
+#pragma unroll
+  for (int lanes = 1; lanes < 32; lanes <<= 1) {
+    const int other = __shfl_up_sync(~0u, value, lanes);
+    if (lane >= lanes) value = max(value, other);
+  }
+  return value;
+}
+
+// max(b, that of the lane whose number differs by `offset`), NaN if either is.
+__device__ __forceinline__ float amax_with_lane(float b, int offset, uint32_t mask = 0xffffffffu) {
+  return amax_keep_nan(b, __shfl_xor_sync(mask, b, offset));
+}
+// The amax over `lanes` neighboring lanes, a power of two up to 16.
+__device__ __forceinline__ float lanes_amax(float b, int lanes, uint32_t mask = 0xffffffffu) {
+#pragma unroll
+  for (int offset = 8; offset > 0; offset >>= 1) {
+    if (offset < lanes) b = amax_with_lane(b, offset, mask);
+  }
+  return b;
+}
+// The amax over every kStep-th lane.
+template <int kStep>
+__device__ __forceinline__ float spread_lanes_amax(float b) {
+#pragma unroll
+  for (int offset = kStep; offset < 32; offset <<= 1) b = amax_with_lane(b, offset);
+  return b;
+}
+
 // The threads that reduce together: those of a thread block. cluster.cuh has those of a cluster.
 struct BlockTeam {
   static constexpr bool kCluster = false;
@@ -69,6 +107,24 @@ class TeamReduce {
   int turn_ = 0;
 };
 using BlockReduce = TeamReduce<BlockTeam>;
+
+// The larger of two numbers that are not negative, or NaN: they compare as integers.
+__device__ __forceinline__ float larger_magnitude(float a, float b) {
+  return bits_float(max(float_bits(a), float_bits(b)));
+}
+
+// The maximum of `count` amaxes in memory, by all threads of a block. kFresh: other thread blocks
+// of this launch wrote them. kBlock: the number of threads, if it is known: then several loads are
+// in flight.
+template <bool kFresh = false, int kBlock = 0>
+__device__ __forceinline__ float partials_amax(const float* partials, int count,
+                                               BlockReduce& reduce) {
+  float amax = 0.0f;
+  for (int i = threadIdx.x; i < count; i += kBlock > 0 ? kBlock : blockDim.x) {
+    amax = larger_magnitude(amax, kFresh ? __ldcg(partials + i) : partials[i]);
+  }
+  return reduce.max(amax);
+}
 
 // ---- the sum of a row's squares ----------------------------------------------------------------
 //

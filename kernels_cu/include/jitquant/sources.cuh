@@ -25,6 +25,7 @@
 //                                    copies start, except in the first thread block of each SM
 #pragma once
 
+#include "jitquant/activation.cuh"
 #include "jitquant/launch.h"
 #include "jitquant/memory.cuh"
 #include "jitquant/nvfp4.cuh"
@@ -197,7 +198,7 @@ struct FlatSource {
 };
 
 __device__ __forceinline__ float swiglu(float gate, float up) {
-  return mul_rn(mul_rn(gate, sigmoid_near(gate)), up);
+  return mul_rn(Silu::value(gate), up);
 }
 
 // Alternating runs of `run` gate and up columns. run == cols is the plain layout [gate | up].

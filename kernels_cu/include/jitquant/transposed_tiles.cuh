@@ -3,6 +3,7 @@
 
 #include "jitquant/device.cuh"
 #include "jitquant/memory.cuh"
+#include "jitquant/reduce.cuh"
 #include "jitquant/walk.cuh"
 
 namespace jitquant {
@@ -116,6 +117,22 @@ __device__ __forceinline__ void read_rows(const unsigned char* tile, int row, in
       load_words<4>(p + k * Memory::kRowBytes, x[k].words + 4 * part);
     }
   }
+}
+
+// The amax of 16 x 16 values: the 16 rows of warp `warp`, at the block of this lane, lane % kLanes.
+template <class T>
+__device__ __forceinline__ float square_amax(const unsigned char* tile, int warp, int lane) {
+  using Memory = TileMemory<T>;
+  float b = 0.0f;
+#pragma unroll 1
+  for (int pass = 0; pass < Memory::kPasses; ++pass) {
+    Block<T> x[Memory::kLines];
+    read_rows<T>(tile, 16 * warp + Memory::kLines * (4 * pass + (lane >> 3)), lane & (kLanes - 1),
+                 x);
+#pragma unroll
+    for (int k = 0; k < Memory::kLines; ++k) b = amax_keep_nan(b, block_amax(x[k]));
+  }
+  return spread_lanes_amax<kLanes>(b);
 }
 
 // Eight bytes of a row from p, which is aligned to them if kWhole; otherwise the first `count`

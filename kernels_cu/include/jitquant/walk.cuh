@@ -64,7 +64,7 @@ __device__ __forceinline__ void zero_swizzle_padding(uint8_t* scales, int64_t ro
     // Sixteen bytes of a tile belong to four rows that are 32 apart.
     const int64_t tile_row = rows >> 7;
     for (int64_t i = first; i < tiles * 32; i += step) {
-      uint8_t* p = scales + (tile_row * tiles + (i >> 5)) * 512 + (i & 31) * 16;
+      uint8_t* const p = scales + swizzled_tile(tile_row, i >> 5, tiles) + row_in_tile(i & 31);
       const int64_t row = (tile_row << 7) + (i & 31);
       if (row >= rows) {
         reinterpret_cast<uint2*>(p)[0] = reinterpret_cast<uint2*>(p)[1] = make_uint2(0, 0);
