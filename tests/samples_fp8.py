@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,6 +111,34 @@ def _group_ways() -> Iterator[dict[str, Any]]:
     )
 
 
+def _few_groups(function: str) -> list[Sample]:
+    """Few groups of 128 without gaps, which have a kernel of their own."""
+    out = []
+    gated = function.startswith("swiglu")
+    formats = itertools.cycle(("float32", "ue8m0"))
+    interleaves = itertools.cycle((0, 8, 128))
+    for dtype, elements, rows in itertools.product(DTYPES, GROUP_DTYPES, (1, 10)):
+
+        def values(d: Device, dtype: torch.dtype = dtype, rows: int = rows) -> Tensor:
+            x = randn(rows, 512 if gated else 384)
+            if rows > 1 and not gated:
+                x[1] = 0.0
+                x[2, 130], x[3, 7], x[4, 200] = math.nan, math.inf, -math.inf
+                x[5:8] *= torch.tensor([[1e-38], [1e-30], [1e30]])
+            return x.to(dtype).to(d)
+
+        keywords: dict[str, Any] = {"dtype": elements, "scale_format": next(formats)}
+        keywords |= {"recipe": ("te", "deepgemm")[rows % 2]}
+        keywords |= {"interleave": next(interleaves)} if gated else {}
+        label = f"few-{rows}-{short(dtype)}-{described(keywords)}"
+
+        def arguments(d: Device, values: Any = values, k: dict[str, Any] = keywords) -> Arguments:
+            return (values(d), 128), dict(k)
+
+        out.append(Sample(function, label, arguments, not gated))
+    return out
+
+
 def _group_samples() -> list[Sample]:
     out = []
     options = _group_ways()
@@ -137,7 +166,11 @@ def _group_samples() -> list[Sample]:
                 lambda d, s=size, c=cols, k=keywords: ((randn(2, 7, c).to(d), s), dict(k)),
             )
         )
-    return [*out, *_counted("quantize_per_token_group", 1)]
+    return [
+        *out,
+        *_few_groups("quantize_per_token_group"),
+        *_counted("quantize_per_token_group", 1),
+    ]
 
 
 def _counted(op: str, factor: int) -> list[Sample]:
@@ -223,7 +256,8 @@ def _silu_samples() -> tuple[list[Sample], list[Sample]]:
                 False,
             )
         )
-    return fp8, [*group, *_counted("swiglu_quantize_per_token_group", 2)]
+    few = _few_groups("swiglu_quantize_per_token_group")
+    return fp8, [*group, *few, *_counted("swiglu_quantize_per_token_group", 2)]
 
 
 def _norm_samples() -> tuple[list[Sample], list[Sample]]:
