@@ -10,23 +10,41 @@ namespace jitquant::declared {
 struct Amax {
   static constexpr const char* kName = "amax";
   static constexpr const char* kArguments =
-      "Tensor x, *, str granularity='tensor', bool keep_nan=False, int run=0, bool activate=False";
+      "Tensor x, *, str granularity='tensor', bool keep_nan=False";
   static constexpr std::initializer_list<const char*> kResults = {"amax"};
-  using Inputs = std::tuple<View, std::string_view, bool, int64_t, bool>;
+  using Inputs = std::tuple<View, std::string_view, bool>;
 
   const View& x;
   std::string_view granularity;
   bool keep_nan;
-  int64_t run;
-  bool activate;
 
   void check() const {
     check_name("granularity", granularity, {"tensor", "row"});
     checks::input_tensor(x, "x", 1, "(..., N)");
     check_device(&x, "x", x);
-    if (run < 0 || (run != 0 && (x.size(x.dim() - 1) % (2 * run)) != 0)) {
-      fail_with({"run: expected 0 or a divisor of half of the columns of x of shape ", shape_text(x), ", got ", run});
-    }
+  }
+};
+
+struct DeinterleaveAmax {
+  static constexpr const char* kName = "deinterleave_amax";
+  static constexpr const char* kArguments =
+      "Tensor fused, int intermediate, int interleave, *, str op='select', str granularity='tensor', bool keep_nan=False";
+  static constexpr std::initializer_list<const char*> kResults = {"amax"};
+  using Inputs = std::tuple<View, int64_t, int64_t, std::string_view, std::string_view, bool>;
+
+  const View& fused;
+  int64_t intermediate;
+  int64_t interleave;
+  std::string_view op;
+  std::string_view granularity;
+  bool keep_nan;
+
+  void check() const {
+    check_name("granularity", granularity, {"tensor", "row"});
+    check_name("op", op, {"select", "swiglu"});
+    checks::input_tensor(fused, "fused", 1, "(..., 2 * intermediate)");
+    check_device(&fused, "fused", fused);
+    checks::deinterleave_arguments(fused, intermediate, interleave);
   }
 };
 

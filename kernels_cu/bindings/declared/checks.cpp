@@ -18,6 +18,17 @@ void input_tensor(const View& t, std::string_view name, int64_t min_dim, std::st
     fail_with({name, ": expected a contiguous last dimension (stride 1), got strides ", strides_text(t), ". Call ", name, ".contiguous() first"});
   }
 }
+void deinterleave_arguments(const View& fused, int64_t intermediate, int64_t interleave) {
+  if (intermediate < 1 || fused.size(fused.dim() - 1) != (2 * intermediate)) {
+    fail_with({"intermediate: expected fused.shape[-1] / 2 for fused of shape ", shape_text(fused), ", got ", intermediate});
+  }
+  checks::turns(interleave, intermediate);
+}
+void turns(int64_t interleave, int64_t cols) {
+  if (interleave < 0 || (interleave != 0 && (cols % interleave) != 0)) {
+    fail_with({"interleave: expected 0 for [gate | up], or a divisor of ", cols, ", the columns of each, got ", interleave});
+  }
+}
 void amax_tensor(const View& amax, int64_t count, int64_t other, const View& like, std::string_view like_name) {
   if ((amax.numel() != count && amax.numel() != other) || !(amax.is_contiguous())) {
     fail_with({"amax: expected ", count, (count == other ? "" : text_of({" or ", other})), " contiguous elements, got shape ", shape_text(amax), " and strides ", strides_text(amax)});
@@ -73,17 +84,6 @@ void packed_tensor(const View& t, std::string_view name, ScalarType dtype) {
   }
   if (!(t.is_contiguous())) {
     fail_with({name, ": expected a contiguous tensor, got strides ", strides_text(t), ". Make a contiguous copy with ", name, ".view(torch.uint8).contiguous()"});
-  }
-}
-void deinterleave_arguments(const View& fused, int64_t intermediate, int64_t interleave) {
-  if (intermediate < 1 || fused.size(fused.dim() - 1) != (2 * intermediate)) {
-    fail_with({"intermediate: expected fused.shape[-1] / 2 for fused of shape ", shape_text(fused), ", got ", intermediate});
-  }
-  checks::turns(interleave, intermediate);
-}
-void turns(int64_t interleave, int64_t cols) {
-  if (interleave < 0 || (interleave != 0 && (cols % interleave) != 0)) {
-    fail_with({"interleave: expected 0 for [gate | up], or a divisor of ", cols, ", the columns of each, got ", interleave});
   }
 }
 void norm_arguments(const View& x, const View& weight, const View* residual) {
