@@ -1,6 +1,5 @@
 #include "declared/amax.h"
 
-#include "../amax/launch.h"
 #include "gate_and_up.h"
 
 namespace jitquant {
