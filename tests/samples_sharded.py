@@ -16,42 +16,36 @@ Device = torch.device | str
 Whole = dict[str, list[Sample]]
 
 
-def _larger(
-    x: Tensor, keep_nan: bool, granularity: str, run: int = 0, activate: bool = False
-) -> Tensor:
-    """An amax as of a tensor that ``x`` is a part of: of some rows larger than that of ``x``."""
-    (amax,) = reference.amax(
-        x.cpu(), granularity=granularity, keep_nan=keep_nan, run=run, activate=activate
-    )
+def _larger(keep_nan: bool, granularity: str, x: Tensor, *gate_and_up: Any) -> Tensor:
+    """An amax as of a tensor that ``x`` is a part of: of some rows larger than that of ``x``.
+
+    Args:
+        keep_nan, granularity, x: of the op.
+        gate_and_up: nothing; or of a projection intermediate, interleave and op.
+    """
+    how: dict[str, Any] = {"granularity": granularity, "keep_nan": keep_nan}
+    if gate_and_up:
+        *columns, op = gate_and_up
+        (amax,) = reference.deinterleave_amax(x.cpu(), *columns, op=op, **how)
+    else:
+        (amax,) = reference.amax(x.cpu(), **how)
     factors = torch.tensor([1.0, 1.7, 1.0, 30.0]).repeat(amax.numel() // 4 + 1)
     return (amax * factors[: amax.numel()]).to(x.device)
 
 
+_WAYS = list(itertools.product(("tensor", "row"), (False, True)))
+
+
 def _amax_samples() -> list[Sample]:
     out = []
-    ways = list(itertools.product(("tensor", "row"), (False, True)))
     for i, ((label, make), dtype) in enumerate(itertools.product(inputs().items(), DTYPES)):
-        for granularity, keep_nan in ways[i % 2 :: 2]:
+        for granularity, keep_nan in _WAYS[i % 2 :: 2]:
 
             def plain(d: Device, m=make, t=dtype, g=granularity, n=keep_nan) -> Arguments:
                 return (m(t, d),), {"granularity": g, "keep_nan": n}
 
             name = f"{label}-{str(dtype)[6:]}-{granularity}-{keep_nan}"
             out.append(Sample("amax", name, plain))
-    shapes = (((5,), 32, 8), ((3,), 40, 40), ((130,), 64, 16), ((2, 3), 21, 7), ((0,), 16, 8))
-    for (leading, cols, run), dtype, (granularity, keep_nan) in itertools.product(
-        shapes, DTYPES, ways
-    ):
-        activate = keep_nan == (granularity == "row")
-
-        def fused(
-            d: Device, s=(*leading, 2 * cols), t=dtype, r=run, a=activate, g=granularity, n=keep_nan
-        ) -> Arguments:
-            keywords = {"granularity": g, "keep_nan": n, "run": r, "activate": a}
-            return (randn(*s, dtype=t).to(d),), keywords
-
-        name = f"{leading}x{cols}-{run}-{str(dtype)[6:]}-{granularity}-{keep_nan}-{activate}"
-        out.append(Sample("amax", name, fused, not activate))
     for rows, cols in ((300, 1040), (2, 70000)):
         out += [
             Sample(
@@ -62,8 +56,27 @@ def _amax_samples() -> list[Sample]:
                     {"granularity": g, "keep_nan": n},
                 ),
             )
-            for granularity, keep_nan in ways
+            for granularity, keep_nan in _WAYS
         ]
+    return out
+
+
+def _deinterleave_amax_samples() -> list[Sample]:
+    out = []
+    shapes = (((5,), 32, 8), ((3,), 40, 0), ((130,), 64, 16), ((2, 3), 21, 7), ((0,), 16, 8))
+    for (leading, cols, interleave), dtype, (granularity, keep_nan) in itertools.product(
+        shapes, DTYPES, _WAYS
+    ):
+        op = "swiglu" if keep_nan == (granularity == "row") else "select"
+        keywords = {"op": op, "granularity": granularity, "keep_nan": keep_nan}
+
+        def make(
+            d: Device, s=(*leading, 2 * cols), t=dtype, c=cols, i=interleave, k=keywords
+        ) -> Arguments:
+            return (randn(*s, dtype=t).to(d), c, i), k
+
+        name = f"{leading}x{cols}-{interleave}-{str(dtype)[6:]}-{granularity}-{keep_nan}-{op}"
+        out.append(Sample("deinterleave_amax", name, make, op == "select"))
     return out
 
 
@@ -92,19 +105,18 @@ def _names(keywords: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _quantize(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
-    amax = _larger(args[0], False, keywords.get("granularity", "tensor"))
+    amax = _larger(False, keywords.get("granularity", "tensor"), args[0])
     return (args[0], amax, *args[1:]), _names(keywords, "recipe", "scale_layout")
 
 
 def _weight(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
-    amax = _larger(args[0], False, "tensor") * 1.7
+    amax = _larger(False, "tensor", args[0]) * 1.7
     return (args[0], amax), _names(keywords, "block", "dim", "recipe", "scale_layout")
 
 
 def _deinterleave(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
-    fused, cols, run = args
-    activate = keywords.get("op") == "swiglu"
-    amax = _larger(fused, False, keywords.get("granularity", "tensor"), run or cols, activate)
+    of = keywords.get("op", "select")
+    amax = _larger(False, keywords.get("granularity", "tensor"), *args, of)
     return (*args, amax), _names(keywords, "op", "recipe", "scale_layout")
 
 
@@ -122,14 +134,14 @@ def _mhc(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
 
 
 def _fp8(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
-    amax = _larger(args[0], True, keywords["granularity"])
+    amax = _larger(True, keywords["granularity"], args[0])
     return (args[0], amax), _names(keywords, "dtype", "scale_ub", "amax_eps", "granularity")
 
 
 def _silu(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
     fused = args[0]
-    run = keywords.get("interleave", 0) or fused.shape[-1] // 2
-    amax = _larger(fused, True, keywords["granularity"], run, True)
+    columns = fused.shape[-1] // 2, keywords.get("interleave", 0)
+    amax = _larger(True, keywords["granularity"], fused, *columns, "swiglu")
     return (fused, amax), _names(
         keywords, "dtype", "scale_ub", "amax_eps", "granularity", "interleave"
     )
@@ -159,6 +171,7 @@ def sharded_samples(whole: Whole) -> Whole:
     }
     groups = [
         _amax_samples(),
+        _deinterleave_amax_samples(),
         *(_from(whole[dynamic], first, _first) for dynamic, first in norms),
         *(
             _from(samples, f"{name}_from_amax", change, scaled)

@@ -7,6 +7,7 @@ its public functions, which are those of the package too.
 from __future__ import annotations
 
 from jitquant.ops import (
+    _sharded,
     blockwise,
     experts,
     fp8,
@@ -18,7 +19,6 @@ from jitquant.ops import (
     ragged,
     recipes,
 )
-from jitquant.ops._sharded import AMAX
 from jitquant.ops.blockwise import *
 from jitquant.ops.experts import *
 from jitquant.ops.fp8 import *
@@ -33,6 +33,7 @@ from jitquant.ops.recipes import *
 from jitquant.ops.schema import Op as Op
 
 _MODULES = (
+    _sharded,
     nvfp4,
     nvfp4_dequantize,
     nvfp4_fused,
@@ -57,7 +58,7 @@ __all__ += nvfp4_fused.__all__
 __all__ += ragged.__all__
 __all__ += recipes.__all__
 
-ALL_OPS: tuple[Op, ...] = (AMAX, *(op for module in _MODULES for op in module.OPS))
+ALL_OPS: tuple[Op, ...] = tuple(op for module in _MODULES for op in module.OPS)
 """Every declared op."""
 
 KERNEL_OPS: tuple[Op, ...] = tuple(op for op in ALL_OPS if not isinstance(op, Composite))

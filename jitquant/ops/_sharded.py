@@ -17,35 +17,32 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jitquant.formats import GRANULARITIES, MAX_PARTIALS, NVFP4_BLOCK
+from jitquant.formats import DEINTERLEAVE_OPS, GRANULARITIES, MAX_PARTIALS, NVFP4_BLOCK
 from jitquant.numerics import amax as numerics
-from jitquant.ops import _checks
-from jitquant.ops.schema import Op, Plan, Values, fp32
+from jitquant.ops import sources
+from jitquant.ops.schema import Cast, Op, Result, Rows, fp32, product
 from jitquant.tensors import NVFP4Tensor, QuantizedTensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-def _plan_amax(x: Tensor, granularity: str, run: int) -> Plan:
-    if run < 0 or (run and x.shape[-1] % (2 * run)):
-        raise ValueError(
-            "run: expected 0 or a divisor of half of the columns of x of shape "
-            f"{_checks.shape_text(x)}, got {run}"
-        )
-    rows = _checks.row_count(x.shape[:-1])
-    return Plan(x.device, (fp32(rows if granularity == "row" else 1),))
+def _plan_amax(rows: Rows, granularity: str) -> tuple[Result, ...]:
+    return (fp32(rows.count if granularity == "row" else 1),)
 
 
-AMAX = Op(
-    "amax",
-    ["amax"],
-    module="amax",
-    plan=_plan_amax,
-    reference=numerics.amax,
-    accepts={"x": Values()},
-    choices={"granularity": GRANULARITIES},
+_AMAX_OF = Cast(
+    "{takes}, *, {options}{granularity}bool keep_nan=False",
+    ("amax",),
+    _plan_amax,
+    numerics.amax,
+    {"granularity": GRANULARITIES, "op": DEINTERLEAVE_OPS},
 )
+AMAX = product("amax", sources.PLAIN, _AMAX_OF, module="amax")
+DEINTERLEAVE_AMAX = product("deinterleave_amax", sources.DEINTERLEAVED, _AMAX_OF, module="amax")
+
+OPS: tuple[Op, ...] = (AMAX, DEINTERLEAVE_AMAX)
+"""The ops that are half of a quantization, but for norms."""
 
 
 def _check_group(process_group: object) -> None:
@@ -95,29 +92,19 @@ def max_over(amax: Tensor, process_group: ProcessGroup) -> Tensor:
 
 def amax_over(
     process_group: ProcessGroup,
-    x: Tensor,
-    granularity: str,
-    *,
-    keep_nan: bool = False,
-    run: int = 0,
-    activate: bool = False,
+    op: Op,
+    arguments: Mapping[str, Any],
     out: Tensor | None = None,
 ) -> Tensor:
     """The amax over all ranks of a process group: of the tensor (1,), or of each row (rows,).
 
     Args:
         process_group: the ranks.
-        x, granularity, keep_nan, run, activate: as in `jitquant.numerics.amax.amax`.
+        op: one of OPS.
+        arguments: its arguments by name, and others.
         out: float32 to write to.
     """
-    arguments = {
-        "x": x,
-        "granularity": granularity,
-        "keep_nan": keep_nan,
-        "run": run,
-        "activate": activate,
-    }
-    return max_over(AMAX.one_tensor(arguments, out), process_group)
+    return max_over(op.one_tensor(arguments, out), process_group)
 
 
 def norm_amax_over(

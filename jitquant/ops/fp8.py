@@ -609,25 +609,21 @@ def _over(
 ) -> QuantizedTensor:
     """FP8 or INT8 with the amax of a process group."""
     assert ops.from_amax is not None
-    of, halved, run = ops.source.of, ops.source.cols is not None, 0
+    of, halved = ops.source.of, ops.source.cols is not None
     x = arguments[of] = _checks.with_columns(_checks.as_tensor(arguments[of], of))
+    values: dict[str, Any] = {"x": x}
     if halved:
         ops.source.accepts[of].check(of, x)
-        interleave = arguments["interleave"]
-        _checks_fp8.gate_and_up(x, interleave)
-        run = interleave or x.shape[-1] // 2
+        _checks_fp8.gate_and_up(x, arguments["interleave"])
+        values = {"intermediate": x.shape[-1] // 2, "op": "swiglu"}
     granularity = arguments["granularity"]
     one_of("granularity", granularity, GRANULARITIES)
-    amax = _sharded.amax_over(
+    amax = arguments["amax"] = _sharded.amax_over(
         process_group,
-        x,
-        granularity,
-        keep_nan=True,
-        run=run,
-        activate=halved,
-        out=_sharded.amax_buffer(out),
+        _sharded.DEINTERLEAVE_AMAX if halved else _sharded.AMAX,
+        {**arguments, **values, "keep_nan": True},
+        _sharded.amax_buffer(out),
     )
-    arguments["amax"] = amax
     buffers = None if out is None else replace(out, amax=None)
     q = quantized(ops.from_amax, arguments, _form(arguments, granularity), buffers, halved=halved)
     if out is not None:

@@ -598,19 +598,13 @@ def _call(
 
 def _amax_over(process_group: ProcessGroup, source: Source, arguments: dict[str, Any]) -> Tensor:
     """The amax of what the ranks of a group have of these values."""
-    granularity = arguments["granularity"]
     x = _checks.with_columns(_checks.as_tensor(arguments[source.of], source.of))
     arguments[source.of] = x
-    cols, run = x.shape[-1] if x.dim() else 0, 0
-    if source.cols is not None:
-        cols, run = arguments["intermediate"], arguments["interleave"]
-        source.accepts[source.of].check(source.of, x)
-        one_of("op", arguments["op"], DEINTERLEAVE_OPS)
-        _checks.deinterleave_arguments(x, cols, run)
-        run = run or cols
-    _sharded.check_blocks(cols, granularity, process_group)
-    activate = arguments.get("op") == "swiglu"
-    return _sharded.amax_over(process_group, x, granularity, run=run, activate=activate)
+    plain, cols = source.cols is None, x.shape[-1] if x.dim() else 0
+    _sharded.check_blocks(cols if plain else cols // 2, arguments["granularity"], process_group)
+    of = {**arguments, "keep_nan": False, **({"x": x} if plain else {})}
+    op = _sharded.AMAX if plain else _sharded.DEINTERLEAVE_AMAX
+    return _sharded.amax_over(process_group, op, of)
 
 
 def _norm_over(

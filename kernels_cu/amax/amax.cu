@@ -1,7 +1,6 @@
 // The amax of a tensor, of each of its rows, or of silu(gate) * up: the first half of a
 // quantization whose second half waits for the amaxes of other devices.
 #include "kernels.cuh"
-#include "launch.h"
 
 namespace jitquant {
 

@@ -1,6 +1,5 @@
 // gsa = amax / divisor of a whole tensor, in one launch.
 #include "kernels.cuh"
-#include "launch.h"
 
 namespace jitquant {
 

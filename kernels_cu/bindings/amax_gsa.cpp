@@ -1,5 +1,3 @@
-#include "../amax/launch.h"
-
 #include "declared/amax_gsa.h"
 
 namespace jitquant {

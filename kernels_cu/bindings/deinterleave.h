@@ -2,6 +2,7 @@
 #pragma once
 
 #include "declared/deinterleave_quantize.h"
+#include "gate_and_up.h"
 #include "quantize.h"
 
 namespace [[gnu::visibility("hidden")]] jitquant {
@@ -14,12 +15,11 @@ struct Deinterleave {
 
   static Deinterleave of(const View& fused, int64_t intermediate, int64_t interleave,
                          std::string_view scale_layout) {
-    const Matrix m = matrix_of(fused, "fused");
-    JITQUANT_CHECK(intermediate < int64_t{1} << 31,
-                   "intermediate: expected fewer than 2^31 columns, got ", intermediate);
-    return {
-        m, PackedShape::of(fused, fused.dim() - 1, m.rows, intermediate, swizzled_of(scale_layout)),
-        interleave == 0 ? intermediate : interleave};
+    const GateAndUp in(fused, interleave);
+    return {in.fused,
+            PackedShape::of(fused, fused.dim() - 1, in.fused.rows, intermediate,
+                            swizzled_of(scale_layout)),
+            in.run};
   }
 };
 

@@ -1,5 +1,3 @@
-#include "../nvfp4/launch.h"
-
 #include "declared/dequant_nvfp4.h"
 
 namespace jitquant {

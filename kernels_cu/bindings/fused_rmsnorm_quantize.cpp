@@ -1,5 +1,3 @@
-#include "../nvfp4/launch.h"
-
 #include "declared/fused_rmsnorm_quantize.h"
 #include "norm.h"
 

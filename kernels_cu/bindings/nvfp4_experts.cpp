@@ -1,5 +1,3 @@
-#include "../gemm/experts.h"
-
 #include "declared/nvfp4_experts.h"
 #include "product.h"
 

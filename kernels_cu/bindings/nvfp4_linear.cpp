@@ -1,5 +1,3 @@
-#include "../gemm/linear.h"
-
 #include "declared/nvfp4_linear.h"
 #include "product.h"
 

@@ -1,7 +1,6 @@
 // Quantization with a given gsa, which two libraries export with different argument names.
 #pragma once
 
-#include "../nvfp4/launch.h"
 #include "declared/quantize_nvfp4.h"
 
 namespace jitquant {

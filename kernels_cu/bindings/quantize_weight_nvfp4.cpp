@@ -1,5 +1,3 @@
-#include "../nvfp4/launch.h"
-
 #include "declared/quantize_weight_nvfp4.h"
 
 namespace jitquant {

@@ -48,19 +48,4 @@ struct StoredScales {
   uint32_t halves_per_col;  // columns that share a scale, divided by 8; 0: all columns share one
 };
 
-cudaError_t launch_dequantize(const Matrix& data, EightBit format, const StoredScales& scales,
-                              void* out, DType dtype, cudaStream_t stream);
-
-bool quantize_fp8_partials(const Matrix& x, const Fp8Scale& scale);
-cudaError_t launch_quantize_fp8(const Matrix& x, const Fp8Scale& scale, const ElementRows& out,
-                                cudaStream_t stream);
-
-cudaError_t launch_rmsnorm_fp8(const Matrix& x, const Matrix* residual, const ColumnVector& weight,
-                               float eps, float* inv_rms, const Fp8Scale& scale,
-                               const ElementRows& out, cudaStream_t stream);
-
-bool swiglu_fp8_partials(const Matrix& fused, const Fp8Scale& scale);
-cudaError_t launch_swiglu_fp8(const Matrix& fused, int64_t run, const Fp8Scale& scale,
-                              const ElementRows& out, cudaStream_t stream);
-
 }  // namespace jitquant

@@ -28,12 +28,6 @@ struct Routing {
   int top_k;
 };
 
-// y (rows, W.rows) = x W^T with the W of each row's expert. Rows past the last offset are zero. `x`
-// and `to` are as in linear.h, without bias and residual.
-cudaError_t launch_nvfp4_grouped_linear(const ExpertWeights& w, const LinearOperand& x,
-                                        const Routing& routing, const LinearEpilogue& to,
-                                        cudaStream_t stream);
-
 struct ExpertLayer {
   ExpertWeights gate_up;  // (2 I, H) per expert: gates, then ups
   ExpertWeights down;     // (H, I)
@@ -55,9 +49,5 @@ struct ExpertScratch {
   int64_t partials;     // (window * top_k, H); none for one row
   int64_t sorted;       // if tile kernels multiply: x, activations and places of the sorted pairs
 };
-ExpertScratch expert_scratch(const ExpertWeights& up, const ExpertWeights& down,
-                             const LinearOperand& x, int top_k);
-cudaError_t launch_nvfp4_experts(const ExpertLayer& layer, const LinearOperand& x,
-                                 cudaStream_t stream);
 
 }  // namespace jitquant

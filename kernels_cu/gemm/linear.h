@@ -38,15 +38,4 @@ struct LinearEpilogue {
   const void* residual;
 };
 
-// How many bf16 elements a first launch decodes NVFP4 x to, on the current device; 0 if the product
-// reads x as it is.
-int64_t nvfp4_linear_decoded(const Nvfp4Weight& w, const LinearOperand& x);
-
-// `decoded` has room for nvfp4_linear_decoded elements, aligned to 16 bytes, or is null.
-cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
-                                const LinearEpilogue& to, void* decoded, cudaStream_t stream);
-
-cudaError_t launch_nvfp4_refold(const Nvfp4Weight& w, uint8_t* values, float* scale_inv,
-                                cudaStream_t stream);
-
 }  // namespace jitquant

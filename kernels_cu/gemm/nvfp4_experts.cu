@@ -167,6 +167,39 @@ int64_t floats_of(int64_t elements) {
   return (elements / 2 + 31) / 32 * 32;  // 128-byte aligned
 }
 
+}  // namespace
+
+ExpertScratch expert_scratch(const ExpertWeights& up, const ExpertWeights& down,
+                             const LinearOperand& x, int top_k) {
+  LayerWay way = LayerWay::kBundles;
+#ifdef JITQUANT_DTYPE
+  constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
+  if constexpr (kOnly != DType::kFloat32) {
+    way = way_of<std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>>(up, down, x, top_k);
+  }
+#else
+  way = x.dtype == DType::kBFloat16 ? way_of<Bf16>(up, down, x, top_k)
+                                    : way_of<Fp16>(up, down, x, top_k);
+#endif
+  const int64_t tiled = kMostTiled / (down.rows * static_cast<int64_t>(top_k));
+  const int64_t most = way == LayerWay::kTiles && tiled > 0 ? tiled : most_sorted() / top_k;
+  const int64_t sets = x.rows > most ? (x.rows + most - 1) / most : 1;
+  const int64_t rows = (x.rows + sets - 1) / sets, pairs = rows * top_k;
+  ExpertScratch scratch = {rows, 0, 0, 0};
+  if (way != LayerWay::kTiles) {
+    const int sorted = table_bytes(static_cast<int>(pairs), up.experts) / 4;
+    scratch.activations = floats_of(pairs * down.cols) + sorted;
+  }
+  if (x.rows > 1) scratch.partials = pairs * down.rows;
+  if (way != LayerWay::kBundles) {
+    scratch.sorted =
+        floats_of(pairs * up.cols) + floats_of(pairs * down.cols) + up.experts + 1 + pairs;
+  }
+  return scratch;
+}
+
+namespace {
+
 // Multiplies the rows of experts with at least `least` rows, up to the products of each pair.
 template <class T>
 cudaError_t launch_layer_tiles(const ExpertLayer& layer, const LinearOperand& x, int least,
@@ -271,35 +304,8 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
 
 }  // namespace
 
-ExpertScratch expert_scratch(const ExpertWeights& up, const ExpertWeights& down,
-                             const LinearOperand& x, int top_k) {
-  LayerWay way = LayerWay::kBundles;
-#ifdef JITQUANT_DTYPE
-  constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
-  if constexpr (kOnly != DType::kFloat32) {
-    way = way_of<std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>>(up, down, x, top_k);
-  }
-#else
-  way = x.dtype == DType::kBFloat16 ? way_of<Bf16>(up, down, x, top_k)
-                                    : way_of<Fp16>(up, down, x, top_k);
-#endif
-  const int64_t tiled = kMostTiled / (down.rows * static_cast<int64_t>(top_k));
-  const int64_t most = way == LayerWay::kTiles && tiled > 0 ? tiled : most_sorted() / top_k;
-  const int64_t sets = x.rows > most ? (x.rows + most - 1) / most : 1;
-  const int64_t rows = (x.rows + sets - 1) / sets, pairs = rows * top_k;
-  ExpertScratch scratch = {rows, 0, 0, 0};
-  if (way != LayerWay::kTiles) {
-    const int sorted = table_bytes(static_cast<int>(pairs), up.experts) / 4;
-    scratch.activations = floats_of(pairs * down.cols) + sorted;
-  }
-  if (x.rows > 1) scratch.partials = pairs * down.rows;
-  if (way != LayerWay::kBundles) {
-    scratch.sorted =
-        floats_of(pairs * up.cols) + floats_of(pairs * down.cols) + up.experts + 1 + pairs;
-  }
-  return scratch;
-}
-
+// y (rows, W.rows) = x W^T with the W of each row's expert. Rows past the last offset are zero. `x`
+// and `to` are as in linear.h, without bias and residual.
 cudaError_t launch_nvfp4_grouped_linear(const ExpertWeights& w, const LinearOperand& x,
                                         const Routing& routing, const LinearEpilogue& to,
                                         cudaStream_t stream) {

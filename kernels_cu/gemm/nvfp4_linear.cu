@@ -670,6 +670,8 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
 
 }  // namespace
 
+// How many bf16 elements a first launch decodes NVFP4 x to, on the current device; 0 if the product
+// reads x as it is.
 int64_t nvfp4_linear_decoded(const Nvfp4Weight& w, const LinearOperand& x) {
 #if defined(JITQUANT_DTYPE)
   return 0;  // this library takes only bf16 or only fp16 x
@@ -678,6 +680,7 @@ int64_t nvfp4_linear_decoded(const Nvfp4Weight& w, const LinearOperand& x) {
 #endif
 }
 
+// `decoded` has room for nvfp4_linear_decoded elements, aligned to 16 bytes, or is null.
 cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
                                 const LinearEpilogue& to, void* decoded, cudaStream_t stream) {
   if (w.rows == 0 || x.rows == 0) return cudaSuccess;

@@ -29,28 +29,4 @@ struct RowCounts {
   bool zero_padding;
 };
 
-cudaError_t launch_quantize_block(const Matrix& w, int64_t matrix_rows, int64_t side,
-                                  const GroupNumerics& numerics, const GroupOutput& out,
-                                  cudaStream_t stream);
-
-cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
-                                 const GroupNumerics& numerics, const GroupOutput& out,
-                                 const GroupOutput& out_t, cudaStream_t stream);
-
-cudaError_t launch_quantize_mxfp8(const Matrix& x, const GroupNumerics& numerics,
-                                  const GroupOutput& out, cudaStream_t stream);
-
-cudaError_t launch_quantize_per_token_group(const Matrix& x, int64_t group_size,
-                                            const GroupNumerics& numerics, const GroupOutput& out,
-                                            const RowCounts& counts, cudaStream_t stream);
-
-cudaError_t launch_rmsnorm_per_token_group(const Matrix& x, const Matrix* residual,
-                                           const ColumnVector& weight, float eps, float* inv_rms,
-                                           const GroupNumerics& numerics, const GroupOutput& out,
-                                           int64_t group_size, cudaStream_t stream);
-
-cudaError_t launch_swiglu_per_token_group(const Matrix& fused, int64_t run, int64_t group_size,
-                                          const GroupNumerics& numerics, const GroupOutput& out,
-                                          const RowCounts& counts, cudaStream_t stream);
-
 }  // namespace jitquant

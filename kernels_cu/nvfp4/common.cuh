@@ -5,7 +5,6 @@
 #include "jitquant/reduce.cuh"
 #include "jitquant/sources.cuh"
 #include "jitquant/walk.cuh"
-#include "launch.h"
 
 namespace jitquant {
 

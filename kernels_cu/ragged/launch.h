@@ -49,31 +49,4 @@ struct RaggedElements {
   bool vector;  // aligned to 16 bytes
 };
 
-cudaError_t launch_dequantize_ragged_fp8(const uint8_t* data, EightBit format,
-                                         const float* scale_inv, const SegmentTable& segments,
-                                         void* out, DType dtype, cudaStream_t stream);
-cudaError_t launch_dequantize_ragged_mxfp8(const uint8_t* data, EightBit format,
-                                           const uint8_t* scales, const SegmentTable& segments,
-                                           void* out, DType dtype, cudaStream_t stream);
-cudaError_t launch_dequantize_ragged_nvfp4(const uint8_t* codes, const uint8_t* scales,
-                                           const float* gsa, const SegmentTable& segments,
-                                           void* out, DType dtype, cudaStream_t stream);
-
-cudaError_t launch_quantize_ragged_fp8(const RaggedInput& x, Activation activation,
-                                       const RaggedScales& scales, const RaggedElements& out,
-                                       cudaStream_t stream);
-
-RowCut quantize_ragged_grad_cut(DType dtype, int64_t numel, int64_t cols, bool with_dbias);
-cudaError_t launch_quantize_ragged_grad_fp8(const RaggedInput& x, const RaggedScales& scales,
-                                            const RaggedGradient& gradient,
-                                            const RaggedElements& out, cudaStream_t stream);
-
-cudaError_t launch_quantize_ragged_mxfp8(const RaggedInput& x, const GroupNumerics& numerics,
-                                         const RaggedElements& out, uint8_t* scales,
-                                         cudaStream_t stream);
-
-cudaError_t launch_quantize_ragged_nvfp4(const RaggedInput& x, const RaggedScales& scales,
-                                         Nvfp4Recipe recipe, uint8_t* codes, uint8_t* block_scales,
-                                         cudaStream_t stream);
-
 }  // namespace jitquant

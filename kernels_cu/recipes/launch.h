@@ -5,6 +5,7 @@
 
 namespace jitquant {
 
+// Of other folders, which launchers take too.
 struct ElementRows;
 struct Fp8Scale;
 struct GroupNumerics;
@@ -89,33 +90,5 @@ struct Mxfp4Input {
   int64_t rows, groups;
   bool swizzled;
 };
-
-cudaError_t launch_quantize_mxfp4(const Matrix& x, const Rope& rope, const Recipe& recipe,
-                                  const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_dequantize_mxfp4(const Mxfp4Input& in, void* out, DType dtype, int64_t cols,
-                                    cudaStream_t stream);
-
-cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, float* maxima,
-                                   cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4_both(const Matrix& x, const BothScale& scale,
-                                       const Recipe& recipe, const BothBytes& given,
-                                       const Nvfp4Output& out, float* gsa, const Nvfp4Output& out_t,
-                                       float* gsa_t, cudaStream_t stream);
-
-cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, const Rope& rope,
-                                bool by_row, float* maxima, cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const Rope& rope, const float* maxima,
-                                         int count, bool by_row, bool from_gsa, float divisor,
-                                         Nvfp4Recipe rule, float* gsa, const Recipe& recipe,
-                                         const Nvfp4Output& out, cudaStream_t stream);
-
-bool rotate_fp8_partials(const Matrix& x, const Fp8Scale& scale);
-cudaError_t launch_rotate_fp8(const Matrix& x, const Rotation& rotation, const Rope& rope,
-                              const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream);
-
-cudaError_t launch_rotate_per_token_group(const Matrix& x, const Rotation& rotation,
-                                          const Rope& rope, int64_t group_size,
-                                          const GroupNumerics& numerics, const GroupOutput& out,
-                                          const RowCounts& counts, cudaStream_t stream);
 
 }  // namespace jitquant

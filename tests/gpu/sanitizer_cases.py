@@ -172,7 +172,8 @@ def ragged_tensors() -> None:
 
 def halves_over_a_process_group(module) -> None:  # type: ignore[no-untyped-def]
     """Amaxes, and quantization with an amax that is given."""
-    amax, fused = module("amax").amax, module("fused_amax_quantize")
+    amax, gates_amax = module("amax").amax, module("amax").deinterleave_amax
+    fused = module("fused_amax_quantize")
     fp8, silu = module("quantize_fp8"), module("swiglu_quantize")
     norm, mhc = module("fused_rmsnorm_quantize"), module("fused_mhc_rmsnorm_quantize")
     weights, deinterleave = module("quantize_weight_nvfp4"), module("deinterleave_quantize")
@@ -188,7 +189,7 @@ def halves_over_a_process_group(module) -> None:  # type: ignore[no-untyped-def]
                 one = amax(x, **g)
                 fused.quantize_nvfp4_from_amax(x, one, scale_layout="swizzled_128x4")
                 fp8.quantize_fp8_from_amax(x, amax(x, keep_nan=True, **g), **e4m3, **g)
-                gates = amax(both, run=cols, activate=True, **g)
+                gates = gates_amax(both, cols, 0, op="swiglu", **g)
                 deinterleave.deinterleave_quantize_nvfp4_from_amax(
                     both, cols, 0, gates, op="swiglu"
                 )

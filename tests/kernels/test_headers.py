@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from harness.checks import Translated, Value
-from harness.headers import BINDINGS, headers
+from harness.headers import BINDINGS, headers, launchers
 
 from jitquant.ops import _checks
 
@@ -18,6 +18,45 @@ def test_headers_are_what_the_declarations_give() -> None:
     given = headers()
     wrong = sorted(p.name for p in given.keys() | stored.keys() if given.get(p) != stored.get(p))
     assert not wrong, f"{', '.join(wrong)}: run ./scripts/headers"
+
+
+def test_launchers_are_the_functions_of_a_kernel_for_the_host() -> None:
+    source = """
+namespace jitquant {
+
+namespace {
+
+cudaError_t launch_hidden(int n) {
+  return cudaSuccess;
+}
+
+}  // namespace
+
+template <class T>
+cudaError_t launch_as(const Matrix& x) {
+  return cudaSuccess;
+}
+
+inline int least(int n) {
+  return n;
+}
+
+int row_gsa_blocks(const Matrix& x) {
+  return 1;
+}
+
+cudaError_t launch_row_gsa(const Matrix& x, float divisor, float* gsa,
+                           cudaStream_t stream) {
+  return cudaSuccess;
+}
+
+}  // namespace jitquant
+"""
+    assert launchers(source) == [
+        "int row_gsa_blocks(const Matrix& x);\n",
+        "cudaError_t launch_row_gsa(const Matrix& x, float divisor, float* gsa, "
+        "cudaStream_t stream);\n",
+    ]
 
 
 def _check_returned(dim: int) -> Any:
