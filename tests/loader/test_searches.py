@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader import Loader
+from jitquant.loader.request.includes import IncludePath, Unit, searched_by
+from jitquant.loader.request.sources import Roots
 
 from .test_old_code import archive, factor, incbin, write
 from .toys import new_loader, write_factor
@@ -65,15 +67,75 @@ def test_a_header_beside_the_source_shadows_however_it_is_included(
         "#if __has_include(/* a */ <foo.h>)\n",
         "#define HAS(x) __has_include(x)\n#if HAS(<foo.h>)\n",
         "#define HAS __has_include(<foo.h>)\n#if HAS\n",
+        "#define G <foo.h>\n#define H G\n#if __has_include(H)\n",
+        "#define IN(x) <x>\n#if __has_include(IN(foo.h))\n",
+        "#define TEXT(x) #x\n#define H TEXT(foo.h)\n#if __has_include(H)\n",
+        '#if __has_include("{}/include/foo.h")\n',
     ],
 )
 def test_a_header_comes_to_be_that_was_asked_for(text: str, tmp_path: Path, loader: Loader) -> None:
     source, include = directories(tmp_path, "source", "include")
     source /= "k.cpp"
-    source.write_text(text + ASKED)
+    source.write_text(text.replace("{}", str(tmp_path)) + ASKED)
     assert factor(loader, source, include_dirs=[include]) == 3
     (include / "foo.h").write_text("")
     check(loader, source, 4, include_dirs=[include])
+
+
+@pytest.mark.parametrize(
+    ("flag", "place"),
+    [("-DH=<foo.h>", "include"), ('-DH="foo.h"', "source"), ("@{}/flags", "include")],
+)
+def test_a_header_comes_to_be_that_a_flag_names(
+    flag: str, place: str, tmp_path: Path, loader: Loader
+) -> None:
+    source, include = directories(tmp_path, "source", "include")
+    source /= "k.cpp"
+    source.write_text(f"#if __has_include(H)\n{ASKED}")
+    (tmp_path / "flags").write_text("'-DH=<foo.h>'\n")
+    given = {"include_dirs": [include], "cxx_flags": [flag.format(tmp_path)]}
+    assert factor(loader, source, **given) == 3
+    (tmp_path / place / "foo.h").write_text("")
+    check(loader, source, 4, **given)
+
+
+def test_nvcc_tells_the_macros_of_its_flags(tmp_path: Path, nvcc: None, loader: Loader) -> None:
+    source, include = directories(tmp_path, "source", "include")
+    source /= "k.cu"
+    source.write_text(f"#if __has_include(H)\n{ASKED}")
+    given = {"include_dirs": [include], "cuda_flags": ["-DH=<foo.h>"]}
+    assert factor(loader, source, **given) == 3
+    (include / "foo.h").write_text("")
+    check(loader, source, 4, **given)
+
+
+def test_a_directory_with_the_name_of_a_header_is_passed_over(
+    tmp_path: Path, loader: Loader
+) -> None:
+    first, second = directories(tmp_path, "first", "second")
+    (first / "foo.h").mkdir()
+    asks, includes = tmp_path / "asks.cpp", write(tmp_path / "includes.cpp")
+    asks.write_text(f"#if __has_include(<foo.h>)\n{ASKED}")
+    given = {"include_dirs": [first, second]}
+    assert factor(loader, asks, **given) == 3
+    write_factor(second / "foo.h", 3)
+    check(loader, asks, 4, **given)
+    assert factor(loader, includes, **given) == 3
+    (first / "foo.h").rmdir()
+    write_factor(first / "foo.h", 4)
+    check(loader, includes, 4, **given)
+
+
+def test_what_embed_reads_is_searched_as_a_header(tmp_path: Path) -> None:
+    """GCC 15 and clang 19 have it."""
+    (place,) = directories(tmp_path, "place")
+    source = tmp_path / "k.cpp"
+    source.write_text("#if __has_embed(<a.bin> limit(1))\n#embed <b.bin> limit(1)\n#endif\n")
+    (place / "b.bin").write_bytes(b"b")
+    path = IncludePath((), (str(tmp_path), str(place)))
+    roots = Roots({"src0": str(tmp_path)})
+    (searched, _) = searched_by([Unit(str(source), (str(place / "b.bin"),), path)], roots)
+    assert searched.names == {"a.bin": 2, "b.bin": 1}
 
 
 def test_a_next_header_comes_to_be_that_was_asked_for(tmp_path: Path, loader: Loader) -> None:

@@ -23,6 +23,7 @@ _IGNORED = re.compile(
 )
 _DUPLICATE = re.compile(r'^ignoring duplicate directory "(.*)"$', re.MULTILINE)
 _ASSEMBLER = re.compile(r",-I,?([^,]+)")
+_MACRO = re.compile(r'-D[ "]*(\w+)=(?:\\?"([^"\\\n]+)|<([^>\n]+))')
 _NVCC_SETS_PATH = re.compile(r"^#\$ PATH=(.*)$", re.MULTILINE)
 _PREPROCESSES = re.compile(r"^#\$ (.* -E -x c\+\+ .*)$", re.MULTILINE)
 _DROPPED = ("-c", "-E", "-MD", "-M", "-MMD")
@@ -35,7 +36,7 @@ def include_path(
     """The include directories of the command ``argv``, which compiles ``source``.
 
     Directories that it names and that cannot be searched now come first, because their position is
-    unknown. Those of the assembler come last.
+    unknown. Those of the assembler and of ``#embed`` come last.
     Empty for a compiler that does not answer like GCC and clang.
     """
     command = list(argv)
@@ -61,8 +62,13 @@ def include_path(
     quoted, bracketed = _lines(listed.group(1)), _lines(listed.group(2))
     duplicates = tuple(dict.fromkeys(_DUPLICATE.findall(said)))
     ignored = [first or second for first, second in _IGNORED.findall(said)]
-    assembler = [d for word in kept if word.startswith("-Wa,") for d in _ASSEMBLER.findall(word)]
-    return IncludePath((*ignored, *quoted), (*bracketed, *assembler), duplicates)
+    others = [d for word in kept if word.startswith("-Wa,") for d in _ASSEMBLER.findall(word)]
+    others += [word.partition("=")[2] for word in kept if word.startswith("--embed-dir=")]
+    macros = tuple(
+        f'#define {name} "{quote}"\n' if quote else f"#define {name} <{bracket}>\n"
+        for name, quote, bracket in _MACRO.findall(said)
+    )
+    return IncludePath((*ignored, *quoted), (*bracketed, *others), duplicates, macros)
 
 
 def _lines(text: str) -> tuple[str, ...]:

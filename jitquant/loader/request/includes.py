@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from .key import digest_of
 from .sources import Roots, Signature, is_own, settled, signature_of
 
 # Between two words may be comments, and the ends of lines that go on. To find what is in a comment
@@ -28,10 +29,12 @@ def _pattern(*parts: bytes) -> re.Pattern[bytes]:
     return re.compile(_GAP.join(parts), re.DOTALL)
 
 
-_INCLUDED = _pattern(rb"#", rb"(include_next|include|import)\b", _NAME + rb"?")
+_INCLUDED = _pattern(rb"#", rb"(include_next|include|import|embed)\b", _NAME + rb"?")
 _INCLUDES_MACRO = _pattern(rb"\n", rb"(?:#|%:|\?\?=)", rb"include\b", rb"[A-Za-z_]")
-_ASKED = _pattern(rb"__has_include(_next)?", rb"\(", _NAME)
-_ASKED_BY_MACRO = _pattern(rb"__has_include(?:_next)?", rb"\(", rb"(\w+)")
+_ASKED = _pattern(rb"__has_(?:include|embed)(_next)?", rb"\(", _NAME)
+_ASKED_BY_MACRO = _pattern(rb"__has_(?:include|embed)(?:_next)?", rb"\(", rb"(\w+)")
+#: The definition of a macro with parameters, whose names are no macros.
+_FUNCTION = _pattern(rb"#", rb"define\b", rb"\w+\(" + _LINE + rb"\n")
 #: Where a macro may stand for __has_include: in a condition with the name of a header.
 _CONDITION = _pattern(rb"#", rb"(?:el)?if\b(" + _LINE + rb"[\"<]" + _LINE + rb")\n")
 _ARGUMENT = _pattern(rb"\(", rb"()" + _NAME, rb"\)")
@@ -44,18 +47,21 @@ class IncludePath(NamedTuple):
     """The search directories of one compiler command, in order.
 
     Without the directory of the including file, which comes first for ``"..."``. ``duplicates``
-    are those that the compiler ignores, as they are one of the others by another name.
+    are those that the compiler ignores, as they are one of the others by another name. ``macros``
+    are ``#define`` lines for the macros of its flags that are names of headers.
     """
 
     quoted: tuple[str, ...] = ()
     bracketed: tuple[str, ...] = ()
     duplicates: tuple[str, ...] = ()
+    macros: tuple[str, ...] = ()
 
 
 class Searched(NamedTuple):
     """Names, and in how many of the first directories each was searched.
 
-    The name "" stands for the directories themselves: which of them are the same one.
+    The name "" stands for the directories themselves: which of them are the same one. ``LISTING``
+    stands for all files in them.
     """
 
     places: list[str]
@@ -71,6 +77,8 @@ class Unit(NamedTuple):
 
 
 _Identity = tuple[int, int]
+#: Not the name of a file: what is asked for has a name that only a compiler can tell.
+LISTING = "/"
 
 
 def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
@@ -83,11 +91,17 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
         for file in files:
             if file not in texts:
                 texts[file] = _read(file)
-        macros = [pair for file in files for pair in texts[file].macros]
+        flags = "".join(unit.path.macros)
+        if flags not in texts:
+            texts[flags] = _parse(flags.encode(errors="surrogateescape"))
+        macros = [pair for file in (*files, flags) for pair in texts[file].macros]
+        known = {name for name, _ in macros}
         for file in files:
             asked = [include for name, include in macros if name in texts[file].asks]
             for include in (*texts[file].includes, *asked):
                 search.note(os.path.dirname(file), include)
+            if texts[file].asks_itself - known:
+                search.note_unknown(os.path.dirname(file))
         search.note_unnamed()
         every = list(
             dict.fromkeys((*unit.path.quoted, *unit.path.bracketed, *unit.path.duplicates))
@@ -110,10 +124,14 @@ class _Include(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """What a file includes, which macros it asks for, and macros that are names of headers."""
+    """What a file includes, which macros it asks for, and macros that are names of headers.
+
+    ``asks`` may have parameters of macros, ``asks_itself`` has none.
+    """
 
     includes: list[_Include]
     asks: set[bytes]
+    asks_itself: set[bytes]
     macros: list[tuple[bytes, _Include]]
 
 
@@ -122,7 +140,7 @@ def _read(file: str) -> _Text:
         with open(file, "rb") as stream:
             return _parse(stream.read())
     except OSError:
-        return _Text([], set(), [])
+        return _Text([], set(), set(), [])
 
 
 def _parse(text: bytes) -> _Text:
@@ -144,7 +162,9 @@ def _parse(text: bytes) -> _Text:
     macros = [
         (name, include(*names, asked=True, following=True)) for name, *names in _MACRO.findall(text)
     ]
-    return _Text(includes, set(_ASKED_BY_MACRO.findall(text)), macros)
+    asks = set(_ASKED_BY_MACRO.findall(text))
+    asks_itself = asks and set(_ASKED_BY_MACRO.findall(_FUNCTION.sub(b"", text)))
+    return _Text(includes, asks, asks_itself, macros)
 
 
 def may_be_read(source: str, directories: Sequence[str]) -> dict[str, bytes]:
@@ -201,6 +221,10 @@ class _Search:
         if not name:
             self._computing.add(directory)
             return
+        if include.asked and os.path.isabs(name):
+            directory, name = os.path.split(name)
+            self._beside.setdefault(directory, {})[name] = 1
+            return
         if include.quoted and not include.following:
             beside = self._find(directory, name)
             if self._is_read(beside, include):
@@ -215,6 +239,11 @@ class _Search:
             self._names[name] = depth
         if include.quoted:
             self._beside.setdefault(directory, {})[name] = 1
+
+    def note_unknown(self, directory: str) -> None:
+        """Note that a file of ``directory`` asks for what only a compiler can tell."""
+        self._names[LISTING] = len(self._places)
+        self._beside.setdefault(directory, {})[LISTING] = 1
 
     def note_unnamed(self) -> None:
         """Note what was read without being named: by a computed include, or a flag."""
@@ -258,12 +287,14 @@ class _Search:
         return True
 
 
-def _identity(path: str) -> _Identity | None:
+def _identity(path: str, *, of_directory: bool = False) -> _Identity | None:
+    """Which file it is; a compiler passes over a directory with the name of a header."""
     try:
         status = os.stat(path)
     except OSError:
         return None
-    return (status.st_dev, status.st_ino)
+    is_directory = stat.S_ISDIR(status.st_mode)
+    return (status.st_dev, status.st_ino) if is_directory is of_directory else None
 
 
 class Visible(NamedTuple):
@@ -302,6 +333,8 @@ def visible_now(
             listed = {".", ".."}
             with contextlib.suppress(OSError):
                 listed.update(os.listdir(directory))
+            if names.get(LISTING, 0) > index:
+                names_now.add(f"{place} = {digest_of(sorted(listed))}")
             for first in by_first.keys() & listed:
                 for name, depth in by_first[first]:
                     if depth <= index:
@@ -310,7 +343,7 @@ def visible_now(
                     _look_at(os.path.dirname(path), told)
                     if os.path.islink(path):
                         _look_at(os.path.dirname(os.path.realpath(path)), told)
-                    if os.path.exists(path):
+                    if _identity(path):
                         names_now.add(f"{place}{name}")
     return Visible(sorted(names_now), told)
 
@@ -345,8 +378,11 @@ def _same(
     first: dict[_Identity | None, str] = {}
     for place in places:
         directory = roots.path(place)
-        if _look_at(directory, told) and first.setdefault(_identity(directory), place) != place:
-            yield place, first[_identity(directory)]
+        if not _look_at(directory, told):
+            continue
+        earlier = first.setdefault(_identity(directory, of_directory=True), place)
+        if earlier != place:
+            yield place, earlier
 
 
 def _look_at(directory: str, told: dict[str, Signature | None]) -> bool:
