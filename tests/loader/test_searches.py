@@ -138,6 +138,20 @@ def test_what_embed_reads_is_searched_as_a_header(tmp_path: Path) -> None:
     assert searched.names == {"a.bin": 2, "b.bin": 1}
 
 
+def test_no_precompiled_header_is_taken(tmp_path: Path, loader: Loader) -> None:
+    """GCC takes it for a header that was edited since, and says of neither that it was read."""
+    source = tmp_path / "k.cpp"
+    source.write_text(f'#include "foo.h"\n{FACTOR}')
+    header = tmp_path / "foo.h"
+    write_factor(header, 2)
+    forms = ["-O2", "-fPIC", "-fno-gnu-unique", "-fno-canonical-system-headers", "-std=c++20"]
+    made = [*forms, "-x", "c++-header", str(header), "-o", f"{header}.gch"]
+    subprocess.run(["g++", *made], check=True)
+    for value in (3, 4):
+        write_factor(header, value)
+        check(loader, source, value)
+
+
 def test_a_next_header_comes_to_be_that_was_asked_for(tmp_path: Path, loader: Loader) -> None:
     first, second = directories(tmp_path, "first", "second")
     (first / "foo.h").write_text(

@@ -28,6 +28,9 @@ KEPT = ".kept"
 TARGET_MACRO = "TORCH_TARGET_VERSION"
 #: What only nvcc's host compiler includes, for the code that nvcc generates.
 _LATE = ("crt/host_runtime.h", "crt/func_macro.h", "math_constants.h", "fatbinary_section.h")
+#: Included first, since GCC takes a precompiled header for the first include alone. It takes one
+#: that is older than its header too, and its depfile names neither.
+FIRST = "jitquant_first.h"
 _LINKER_FLAGS = ("-l", "-L", "-Wl,", "-Xlinker")
 
 
@@ -89,6 +92,7 @@ def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = Non
     builds at most ``jobs`` at once.
     """
     units: list[Unit] = []
+    (staging / FIRST).touch()
     generated = [str(staging / binding.file_name) for binding in plan.bindings]
     for binding, path in zip(plan.bindings, generated, strict=True):
         Path(path).write_text(binding.text(binding.source))
@@ -197,7 +201,8 @@ def _cuda_options(plan: Plan, extension: str, stem: str, scan: IncludeScan, jobs
 
 def _cxx_options(plan: Plan, extension: str | None, stem: str, scan: IncludeScan) -> list[str]:
     flags, _ = _divided(plan.request.cxx_flags)
-    argv = [f"-Wa,--MD,{stem}.as.d"] if names_incbins(plan) else []
+    argv = [f"-include{FIRST}"]
+    argv += [f"-Wa,--MD,{stem}.as.d"] if names_incbins(plan) else []
     argv += [*(["-O0", "-g"] if plan.debug else ["-O2"]), *_host_flags(plan)]
     if extension is not None:
         argv.append(f"-DTORCH_EXTENSION_NAME={extension}")

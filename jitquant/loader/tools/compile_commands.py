@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..compile.commands import make_units
+from ..compile.commands import FIRST, make_units
 from ..request.plan import Plan, Request
 
 if TYPE_CHECKING:
     from ..core import Loader
 
-_OF_GCC_ALONE = ("-fno-gnu-unique",)
+_LEFT_OUT = ("-fno-gnu-unique", f"-include{FIRST}")
 _WITH_A_VALUE = ("-I", "-isystem", "-include", "-D", "-U")
 
 
@@ -45,7 +45,7 @@ def compile_commands(loader: Loader, requests: Iterable[Request]) -> list[dict[s
                 "arguments": (
                     _for_clang(plan, unit.source, argv)
                     if unit.is_cuda
-                    else [flag for flag in argv if flag not in _OF_GCC_ALONE]
+                    else [flag for flag in argv if flag not in _LEFT_OUT]
                 ),
             }
     return list(found.values())
