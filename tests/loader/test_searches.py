@@ -322,6 +322,77 @@ def test_the_host_compiler_that_nvcc_is_given_is_known_by_its_contents(
         check(loader, source, value)
 
 
+def test_what_nvcc_runs_is_known_by_its_contents(
+    tmp_path: Path, toolkit: Path, loader: Loader
+) -> None:
+    """Parts of it come from wheels of their own, and others may come under the same nvcc."""
+    nvcc = toolkit / "bin" / "nvcc"
+    here, runs = (f'echo "#\\$ {what}' for what in ("_HERE_", "g++"))
+    text = nvcc.read_text()
+    for variable in ("CICC_PATH", "NVVMIR_LIBRARY_DIR", "PATH"):
+        text = text.replace(here, f'echo "#\\$ {variable}=$root/nvvm:$PATH"\n  {here}')
+    text = text.replace("=$root/nvvm:$PATH", "=$root/nvvm", 2).replace(
+        runs, f"echo '#$ \"$CICC_PATH/cicc\" -O3'\n  {runs}"
+    )
+    nvcc.write_text(text)
+    (toolkit / "nvvm").mkdir()
+    parts = [toolkit / part for part in ("nvvm/cicc", "nvvm/libdevice.10.bc", "bin/nvcc.profile")]
+    for part in parts:
+        part.write_text("one")
+    source = tmp_path / "k.cu"
+    source.write_text(FACTOR.replace("FACTOR;", "3;"))
+    keys = {loader.get("k", [source]).key}
+    for part in parts:
+        part.write_text("another")
+        keys.add(loader.get("k", [source]).key)
+    assert len(keys) == 4
+
+
+SWITCHED = """extern "C" int three() { return 3; }
+extern "C" int four() { return 4; }
+asm(".globl factor\\n.ifdef FOUR\\n.set factor, four\\n.else\\n.set factor, three\\n.endif");
+"""
+
+
+@pytest.mark.parametrize("way", ["COMPILER_PATH", "-B"])
+def test_what_the_compiler_runs_is_known_by_its_contents(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    """An assembler that was not there before, and another one."""
+    first, second = directories(tmp_path, "first", "second")
+    source = tmp_path / "k.cpp"
+    source.write_text(SWITCHED)
+    flags = []
+    if way == "-B":
+        flags = [f"-B{first}", f"-B{second}"]
+    else:
+        monkeypatch.setenv(way, f"{first}:{second}")
+    for value, place, more in ((3, second, ""), (4, second, " --defsym FOUR=1"), (3, first, "")):
+        script(place / "as", f'as{more} "$@"')
+        check(loader, source, value, cxx_flags=flags)
+
+
+def test_what_specs_include_is_known_by_its_contents(tmp_path: Path, loader: Loader) -> None:
+    source = tmp_path / "k.cpp"
+    source.write_text(FACTOR)
+    (tmp_path / "outer").write_text(f"%include <{tmp_path}/inner>\n")
+    for value in (3, 4):
+        (tmp_path / "inner").write_text(f"*cpp:\n+ -DFACTOR={value}\n")
+        check(loader, source, value, cxx_flags=[f"-specs={tmp_path}/outer"])
+
+
+def test_a_compiler_that_nvcc_finds_on_path_is_known_by_its_contents(
+    tmp_path: Path, nvcc: None, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    source = tmp_path / "k.cu"
+    source.write_text(FACTOR)
+    monkeypatch.setenv("NVCC_CCBIN", "other-g++")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    for value in (3, 4):
+        script(tmp_path / "bin" / "other-g++", f'g++ -DFACTOR={value} "$@"')
+        check(loader, source, value)
+
+
 @pytest.mark.parametrize("name", ["INCLUDES", "SYSTEM_INCLUDES"])
 def test_what_nvcc_reads_from_the_environment_belongs_to_the_key(
     name: str, tmp_path: Path, nvcc: None, monkeypatch: pytest.MonkeyPatch, loader: Loader

@@ -178,26 +178,6 @@ def test_answers_are_kept_until_the_compiler_changes(
     assert find_nvcc(Memo(kept), env)[0].version == "13.9.999"
 
 
-@pytest.mark.parametrize("part", ["nvvm/cicc", "nvvm/libdevice.10.bc", "bin/nvcc.profile"])
-def test_the_compiler_of_device_code_belongs_to_the_key(
-    part: str, tmp_path: Path, toolkit: Path, loader: Loader
-) -> None:
-    """It comes from a wheel of its own, and another one may come under the same nvcc."""
-    nvcc = toolkit / "bin" / "nvcc"
-    text = nvcc.read_text()
-    here = 'echo "#\\$ _HERE_'
-    for variable in ("CICC_PATH", "NVVMIR_LIBRARY_DIR"):
-        text = text.replace(here, f'echo "#\\$ {variable}=$root/nvvm"\n  {here}')
-    nvcc.write_text(text)
-    (toolkit / "nvvm").mkdir()
-    request = Request("toy", (write_toy(tmp_path / "source"),))
-    keys = set()
-    for content in ("one", "another"):
-        (toolkit / part).write_text(content)
-        keys.add(loader.plan(loader.look_up(request)).level1)
-    assert len(keys) == 2
-
-
 def test_host_compiler(tmp_path: Path) -> None:
     with pytest.raises(HostCompilerNotFoundError, match=r"neither g\+\+ nor c\+\+ is on PATH"):
         find_host_compiler(Memo(), {"PATH": str(tmp_path)})

@@ -135,7 +135,14 @@ def build(
         _in_background(partial(compile_shared, unit, begun[i], begun[:i]))
         for i, unit in enumerate(longest_first)
     ]
-    finished = compile_units(plan, own, staging, hasher, partial(run, tick=on_tick, after=begun))
+    finished = compile_units(
+        plan,
+        own,
+        staging,
+        hasher,
+        partial(run, tick=on_tick, after=begun),
+        lambda: [tool for path in paths.result() for tool in path.tools],
+    )
     read: list[includes.Unit] = []
     if all(item.returncode == 0 for item in finished):
         for compiled in (waiting.result() for waiting in with_others):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,14 +23,15 @@ def compile_units(
     staging: Path,
     hasher: FileHasher,
     run: Callable[[Sequence[Command]], list[Finished]],
+    tools: Callable[[], Iterable[str]] = tuple,
 ) -> list[Finished]:
     """Compile ``units`` with ``run``, which stops at the first failure, its last item.
 
     A launcher restores an object without the lists of nvcc's host compiler and of the assembler,
     and may miss an edit: ccache that of a header that only the host half of a ``.cu`` includes,
-    sccache that of a file that ``.incbin`` reads. So what nvcc reads is listed first, and its
-    digest is a part of the command. A unit with ``.incbin`` that was restored is compiled again
-    without the launcher.
+    sccache that of a file that ``.incbin`` reads. So what nvcc reads is listed first, and a digest
+    of that and of what nvcc runs (``tools``) is a part of the command. A unit with ``.incbin`` that
+    was restored is compiled again without the launcher.
 
     Raises:
         CompileError: what the compilers read is not known.
@@ -39,7 +40,7 @@ def compile_units(
     ahead = run([unit.listing for unit in listed]) if listed else []
     if ahead and ahead[-1].returncode != 0:
         return ahead
-    units = [_with_digest(unit, plan, staging, hasher) for unit in units]
+    units = [_with_digest(unit, plan, staging, hasher, tools) for unit in units]
     finished = run([unit.command for unit in units])
     if finished[-1].returncode != 0:
         return finished
@@ -56,11 +57,17 @@ def compile_units(
     return finished
 
 
-def _with_digest(unit: Unit, plan: Plan, staging: Path, hasher: FileHasher) -> Unit:
+def _with_digest(
+    unit: Unit,
+    plan: Plan,
+    staging: Path,
+    hasher: FileHasher,
+    tools: Callable[[], Iterable[str]],
+) -> Unit:
     """``unit``, with the contents of what was listed as a macro that nothing reads."""
     if not unit.is_listed:
         return unit
-    read = read_by(unit, staging, plan.roots)
+    read = (*read_by(unit, staging, plan.roots), *tools())
     states = {plan.roots.name(path): hasher.state(path) for path in read}
     digest = digest_of([[name, state and state.digest] for name, state in sorted(states.items())])
     return replace(unit, options=(*unit.options, f"-DJITQUANT_READ_{digest[:16]}"))

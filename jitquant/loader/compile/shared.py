@@ -61,7 +61,7 @@ class SharedObjects:
         self, kept: Path, output: Path, roots: Roots, unit: includes.Unit, moment: int
     ) -> None:
         """Keep the object, unless a file was changed while it was compiled."""
-        states = {path: self._hasher.state(path) for path in unit.read}
+        states = {path: self._hasher.state(path) for path in (*unit.read, *unit.path.tools)}
         searched = includes.searched_by([unit], roots)
         visible = includes.visible_now(searched, roots)
         content = output.read_bytes()

@@ -42,9 +42,7 @@ class Nvcc(NamedTuple):
 
     ``command`` is what is run: a wrapper if one was found (a script with its own flags, or ccache
     named nvcc), whose digest is ``wrapper`` then; otherwise the binary. ``keeps_objects`` is
-    whether the wrapper is or runs ccache or sccache. ``cicc`` is the digest of the program that
-    compiles device code, which comes from a wheel of its own and does not tell its version, of its
-    library and of nvcc.profile.
+    whether the wrapper is or runs ccache or sccache.
     """
 
     path: str
@@ -55,7 +53,6 @@ class Nvcc(NamedTuple):
     include_dirs: tuple[str, ...]
     cudart: str
     archs: tuple[int, ...]
-    cicc: str = ""
     keeps_objects: bool = False
 
     @property
@@ -244,7 +241,7 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
-        answer = memo.get(f"nvcc 11 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        answer = memo.get(f"nvcc 12 {os.path.abspath(path)}", partial(_probe_nvcc, path))
         if "failed" not in answer and not answer["cudart"]:
             answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
@@ -260,7 +257,6 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
             include_dirs=tuple(answer["include_dirs"]),
             cudart=answer["cudart"],
             archs=tuple(answer["archs"]),
-            cicc=answer["cicc"],
             keeps_objects=answer["keeps_objects"],
         )
         yield Candidate(path, origin, True, nvcc)
@@ -322,25 +318,17 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
         version += f" (ptxas {ptxas.group(1)})"
     wrapped = os.path.realpath(path) != binary
     wrapper = Path(path).read_bytes() if wrapped else b""
-    inner = [os.path.join(os.path.dirname(binary), "nvcc.profile")]
-    for said, name in (("CICC_PATH=", "cicc"), ("NVVMIR_LIBRARY_DIR=", "libdevice.10.bc")):
-        place = re.search(rf"^#\$ {said}(.*)$", dry, re.MULTILINE)
-        inner += [os.path.join(place.group(1).strip(), name)] if place else []
-    contents = hashlib.sha256()
-    for part in filter(os.path.isfile, inner):
-        contents.update(hashlib.sha256(Path(part).read_bytes()).digest())
     answer = {
         "path": binary,
         "command": os.path.abspath(path) if wrapped else binary,
         "wrapper": hashlib.sha256(wrapper).hexdigest() if wrapped else "",
         "keeps_objects": b"ccache" in wrapper,
-        "cicc": contents.hexdigest(),
         "version": version,
         "include_dirs": includes,
         "cudart": _find_cudart([d for d in libs if not d.endswith("/stubs")]),
         "archs": archs,
     }
-    return answer, [path, binary, assembler, *inner]
+    return answer, [path, binary, assembler, os.path.join(os.path.dirname(binary), "nvcc.profile")]
 
 
 def _existing(*paths: str) -> list[str]:

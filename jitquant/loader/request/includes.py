@@ -48,13 +48,17 @@ class IncludePath(NamedTuple):
 
     Without the directory of the including file, which comes first for ``"..."``. ``duplicates``
     are those that the compiler ignores, as they are one of the others by another name. ``macros``
-    are ``#define`` lines for the macros of its flags that are names of headers.
+    are ``#define`` lines for the macros of its flags that are names of headers. ``tools`` are the
+    programs that compile it, with what these read to do so, and ``tool_places`` where they are
+    searched.
     """
 
     quoted: tuple[str, ...] = ()
     bracketed: tuple[str, ...] = ()
     duplicates: tuple[str, ...] = ()
     macros: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    tool_places: tuple[str, ...] = ()
 
 
 class Searched(NamedTuple):
@@ -77,6 +81,8 @@ class Unit(NamedTuple):
 
 
 _Identity = tuple[int, int]
+#: What a compiler runs, and its specs, by the names that it searches for.
+TOOLS = ("as", "ld", "cc1plus", "specs")
 #: Not the name of a file: what is asked for has a name that only a compiler can tell.
 LISTING = "/"
 
@@ -106,8 +112,9 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
         every = list(
             dict.fromkeys((*unit.path.quoted, *unit.path.bracketed, *unit.path.duplicates))
         )
-        for places, names in (*search.result(), (every, {"": len(every)})):
-            if names:
+        tools = (unit.path.tool_places, dict.fromkeys(TOOLS, len(unit.path.tool_places)))
+        for places, names in (*search.result(), (every, {"": len(every)}), tools):
+            if names and places:
                 one = Searched(list(map(roots.place, places)), dict(sorted(names.items())))
                 if one not in found:
                     found.append(one)

@@ -356,7 +356,6 @@ def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) 
         **wanted.inputs,
         "installed": [line for line in roots.layout() if line not in wanted.inputs["layout"]],
         "nvcc": _described(nvcc) if nvcc else None,
-        "cicc": nvcc.cicc[:16] if nvcc else None,
         "cudart": nvcc.cudart_name if nvcc else None,
         "host_compiler": [host.version, list(host.command[1:]), *host.scripts],
         "environment": {k: env[k] for k in _COMPILER_VARIABLES if env.get(k)},

@@ -11,7 +11,6 @@ from ..report import shorten
 _LABELS = {
     "archs": "architectures",
     "nvcc": "nvcc",
-    "cicc": "cicc, libdevice or profile of nvcc",
     "launcher": "launcher of compilers",
     "cudart": "CUDA runtime",
     "host_compiler": "host compiler",
