@@ -411,20 +411,33 @@ def linked(source: Path, first: Path, second: Path) -> Callable[[int], None]:
     return lambda value: archive(first, value) and None
 
 
-def test_what_a_thin_archive_and_a_script_of_the_linker_name_is_known_by_its_contents(
-    tmp_path: Path, loader: Loader
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-L{}/place", "-lscript"],
+        ["-L{}/place", "-lthin"],
+        ["-Wl,{}/place/libthin.a"],
+        ["-L{}/place", "-L{}/part", "-Wl,--library=names"],
+        ["-L{}/place", "-Wl,-T,{}/place/first.ld"],
+        ["-Xlinker", "--library-path", "-Xlinker", "{}/part", "-Xlinker", "--library=part"],
+    ],
+)
+def test_what_the_linker_reads_is_known_by_its_contents(
+    flags: list[str], tmp_path: Path, loader: Loader
 ) -> None:
     source = tmp_path / "k.cpp"
     source.write_text('extern "C" int part();\nextern "C" int factor() { return part(); }\n')
     (place,) = directories(tmp_path, "place")
-    (place / "libscript.so").write_text(f"INPUT({tmp_path}/part/libpart.a)\n")
-    thin = place / "libthin.a"
     archive(tmp_path / "part", 3)
-    subprocess.run(["ar", "rcsT", thin, tmp_path / "part" / "part.o"], check=True)
+    (place / "libscript.so").write_text(f"INPUT({tmp_path}/part/libpart.a)\n")
+    (place / "libnames.so").write_text("INPUT(-lpart)\n")
+    (place / "first.ld").write_text("INCLUDE second.ld\nINSERT AFTER .text;\n")
+    (place / "second.ld").write_text(f"INPUT({tmp_path}/part/libpart.a)\n")
+    thin = [str(place / "libthin.a"), str(tmp_path / "part" / "part.o")]
+    subprocess.run(["ar", "rcsT", *thin], check=True)
     for value in (3, 4):
         archive(tmp_path / "part", value)
-        for name in ("script", "thin"):
-            check(loader, source, value, cxx_flags=[f"-L{place}", f"-l{name}"])
+        check(loader, source, value, cxx_flags=[flag.format(tmp_path) for flag in flags])
 
 
 def assembled(source: Path, first: Path, second: Path) -> Callable[[int], None]:

@@ -31,6 +31,8 @@ _LATE = ("crt/host_runtime.h", "crt/func_macro.h", "math_constants.h", "fatbinar
 #: Included first, since GCC takes a precompiled header for the first include alone. It takes one
 #: that is older than its header too, and its depfile names neither.
 FIRST = "jitquant_first.h"
+#: Where the linker lists what it reads, if flags or variables can add something to that.
+LINKED = "linked.d"
 _LINKER_FLAGS = ("-l", "-L", "-Wl,", "-Xlinker")
 
 
@@ -251,6 +253,8 @@ def compiler_environment() -> dict[str, str]:
 def linker_flags(plan: Plan, units: list[Unit]) -> list[str]:
     """What to link besides torch's own libraries."""
     flags = [*plan.host.flags, *_divided(plan.request.cxx_flags)[1]]
+    if flags or os.environ.get("LIBRARY_PATH"):
+        flags.append(f"-Wl,--dependency-file={LINKED}")
     if torch_install().cuda and any(unit.scan.torch for unit in units):
         flags += ["-lc10_cuda", "-ltorch_cuda"]
     if plan.nvcc is not None:

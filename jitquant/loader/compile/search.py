@@ -71,7 +71,7 @@ def include_path(
     places += [place for line in _RUNS_FROM.findall(said) for place in line.split(os.pathsep)]
     places = [place for place in dict.fromkeys(places) if os.path.isabs(place)]
     tools += [kept[0], *(first or second for first, second in _RUNS.findall(said)), *TOOLS]
-    tools_path = os.pathsep.join([*places, env.get("PATH", "")])
+    path = env.get("PATH", "").split(os.pathsep)
     quoted, bracketed = _lines(listed.group(1)), _lines(listed.group(2))
     duplicates = tuple(dict.fromkeys(_DUPLICATE.findall(said)))
     ignored = [first or second for first, second in _IGNORED.findall(said)]
@@ -86,15 +86,15 @@ def include_path(
         bracketed=(*bracketed, *others),
         duplicates=duplicates,
         macros=macros,
-        tools=tuple(dict.fromkeys(_found(tools, tools_path))),
+        tools=tuple(dict.fromkeys(files_in([*places, *path], tools))),
         tool_places=tuple(places),
     )
 
 
-def _found(names: Iterable[str], path: str) -> Iterator[str]:
-    """The first file with each name, or path, in the directories of ``path``."""
+def files_in(directories: Sequence[str], names: Iterable[str]) -> Iterator[str]:
+    """The first file with each of ``names``, or of these paths, in ``directories``."""
     for name in names:
-        paths = (os.path.join(directory, name) for directory in path.split(os.pathsep))
+        paths = (os.path.join(directory, name) for directory in directories)
         yield from itertools.islice(filter(os.path.isfile, paths), 1)
 
 
