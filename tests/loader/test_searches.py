@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader import Loader
+from jitquant.loader.request import plan as plan_module
 from jitquant.loader.request.includes import IncludePath, Unit, searched_by
+from jitquant.loader.request.plan import Request
 from jitquant.loader.request.sources import Roots
 
 from .test_old_code import archive, factor, incbin, write
@@ -391,6 +393,34 @@ def test_a_compiler_that_nvcc_finds_on_path_is_known_by_its_contents(
     for value in (3, 4):
         script(tmp_path / "bin" / "other-g++", f'g++ -DFACTOR={value} "$@"')
         check(loader, source, value)
+
+
+def test_the_date_that_a_variable_sets_belongs_to_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    source = tmp_path / "k.cpp"
+    source.write_text("extern \"C\" int factor() { return __DATE__[5] - '0'; }\n")
+    for day in (3, 4):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", f"{86400 * (day - 1)}")
+        check(loader, source, day)
+
+
+@pytest.mark.parametrize("way", ["flag", "response file", "CXX"])
+def test_what_is_compiled_for_this_processor_is_not_for_another(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    """As in a home directory that machines share."""
+    source, file = write(tmp_path / "k.cpp"), tmp_path / "file"
+    file.write_text("-march=native")
+    flags = {"flag": ["-mtune=native"], "response file": [f"@{file}"]}.get(way, [])
+    if way == "CXX":
+        monkeypatch.setenv("CXX", "g++ -march=native")
+    keys = set()
+    for cpu in ("one", "another"):
+        monkeypatch.setattr(plan_module, "_this_cpu", lambda cpu=cpu: cpu)
+        request = Request("k", (source,), cxx_flags=tuple(flags))
+        keys.add(loader.plan(loader.look_up(request)).level1)
+    assert len(keys) == 2
 
 
 @pytest.mark.parametrize("name", ["INCLUDES", "SYSTEM_INCLUDES"])

@@ -43,6 +43,7 @@ _STABLE = ">= " + ".".join(map(str, OLDEST_TORCH))
 _LABELS = {
     "torch": "torch",
     "machine": "the machine",
+    "cpu": "the processor, for which it was built",
     "cxx11_abi": "the C++ ABI",
     "cuda_flags": "cuda_flags",
     "cxx_flags": "cxx_flags",

@@ -25,6 +25,7 @@ _LABELS = {
     "layout": "directories that are others too",
     "installed": "directories that are of an installation",
     "machine": "machine",
+    "cpu": "processor, which a flag with =native asks for",
     "cxx11_abi": "C++ ABI",
     "binding_generator": "generator of bindings",
 }
