@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from jitquant.loader import Loader
+from jitquant.loader import CompileError, Loader
 from jitquant.loader.request import plan as plan_module
 from jitquant.loader.request.includes import IncludePath, Unit, searched_by
 from jitquant.loader.request.plan import Request
 from jitquant.loader.request.sources import Roots
 
 from .test_old_code import archive, factor, incbin, write
+from .toolkits import write_toolkit
 from .toys import new_loader, write_factor
 
 FACTOR = 'extern "C" int factor() { return FACTOR; }\n'
@@ -312,6 +313,36 @@ def test_an_edit_of_a_wrapper_of_nvcc_is_seen(
     check(loader, source, 4)
 
 
+def test_a_compiler_that_comes_first_is_found_by_a_live_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    first, second = directories(tmp_path, "first", "second")
+    source = tmp_path / "k.cpp"
+    source.write_text(FACTOR)
+    monkeypatch.setenv("PATH", f"{first}:{second}:{os.environ['PATH']}")
+    script(second / "g++", f'/usr/bin/env PATH={os.defpath} g++ -DFACTOR=3 "$@"')
+    trusted(loader, source, 3)
+    script(first / "g++", f'/usr/bin/env PATH={os.defpath} g++ -DFACTOR=4 "$@"')
+    check(loader, source, 4)
+
+
+@pytest.mark.parametrize("before", ["link", "nothing"])
+def test_a_toolkit_that_comes_first_is_found_by_a_live_process(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    source, home = write(tmp_path / "source" / "k.cu"), tmp_path / "home"
+    for value in (3, 4):
+        write_factor(write_toolkit(tmp_path / str(value)) / "include" / "foo.h", value)
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "3"))
+    if before == "link":
+        home.symlink_to(tmp_path / "3")
+    trusted(loader, source, 3)
+    (tmp_path / "new").symlink_to(tmp_path / "4")
+    (tmp_path / "new").rename(home)
+    check(loader, source, 4)
+
+
 def test_the_host_compiler_that_nvcc_is_given_is_known_by_its_contents(
     tmp_path: Path, nvcc: None, monkeypatch: pytest.MonkeyPatch, loader: Loader
 ) -> None:
@@ -421,6 +452,19 @@ def test_what_is_compiled_for_this_processor_is_not_for_another(
         request = Request("k", (source,), cxx_flags=tuple(flags))
         keys.add(loader.plan(loader.look_up(request)).level1)
     assert len(keys) == 2
+
+
+def test_a_compiler_that_does_not_say_where_it_searches_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    source = tmp_path / "k.cpp"
+    source.write_text(FACTOR.replace("FACTOR;", "3;"))
+    mute = tmp_path / "g++"
+    mute.write_text('#!/bin/sh\ncase "$*" in *"-E -v -x c++"*) exit 1;; esac\nexec g++ "$@"\n')
+    mute.chmod(0o755)
+    monkeypatch.setenv("CXX", str(mute))
+    with pytest.raises(CompileError, match="does not say where it searches for headers, as GCC"):
+        loader.get("k", [source])
 
 
 @pytest.mark.parametrize("name", ["INCLUDES", "SYSTEM_INCLUDES"])

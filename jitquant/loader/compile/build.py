@@ -98,6 +98,13 @@ def build(
     def path_of(unit: Unit) -> includes.IncludePath:
         argv = unit.direct.argv
         path = include_path(argv, unit.source, is_nvcc=unit.is_cuda, env=env, cwd=staging)
+        if path is None:
+            raise CompileError(
+                f"module {plan.name!r}: {argv[0]} does not say where it searches for headers"
+                f"{' (--dryrun)' if unit.is_cuda else ''}, as GCC and clang do with -v, so a new "
+                "header that comes first would go unseen. Set CXX or CUDA_HOME to another "
+                "compiler, or have its wrapper pass on all arguments."
+            )
         return path._replace(tools=(*path.tools, *named.files))
 
     prepare = _in_background(_import_torch_extension_tools)

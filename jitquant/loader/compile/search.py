@@ -36,19 +36,19 @@ _DROPPED_WITH_VALUE = ("-o", "-MF", "-include")
 
 def include_path(
     argv: Sequence[str], source: str, *, is_nvcc: bool, env: Mapping[str, str], cwd: Path
-) -> IncludePath:
+) -> IncludePath | None:
     """Where the command ``argv``, which compiles ``source``, searches, and what it runs.
 
     Directories that it names and that cannot be searched now come first, because their position is
     unknown. Those of the assembler and of ``#embed`` come last.
-    Empty for a compiler that does not answer like GCC and clang.
+    ``None`` for a compiler that does not answer like GCC and clang.
     """
     command, tools = list(argv), [argv[0]]
     if is_nvcc:
         plan = ask([*argv, "--dryrun"], env, cwd)
         inner = _PREPROCESSES.search(plan)
         if inner is None:
-            return IncludePath()
+            return None
         command = shlex.split(inner.group(1))
         sets = dict(_NVCC_SETS.findall(plan))
         here, device = sets.get("_HERE_", ""), sets.get("NVVMIR_LIBRARY_DIR", "")
@@ -65,7 +65,7 @@ def include_path(
     said = ask([*kept, "-E", "-v", "-x", "c++", os.devnull], env, cwd)
     listed = _LISTED.search(said)
     if listed is None:
-        return IncludePath()
+        return None
     places = env.get("COMPILER_PATH", "").split(os.pathsep)
     places += [word[2:] for word in kept if word.startswith("-B")]
     places += [place for line in _RUNS_FROM.findall(said) for place in line.split(os.pathsep)]

@@ -42,7 +42,8 @@ class Nvcc(NamedTuple):
 
     ``command`` is what is run: a wrapper if one was found (a script with its own flags, or ccache
     named nvcc), whose digest is ``wrapper`` then; otherwise the binary. ``keeps_objects`` is
-    whether the wrapper is or runs ccache or sccache.
+    whether the wrapper is or runs ccache or sccache. ``looked_at`` are the paths where it was
+    looked for, its own last.
     """
 
     path: str
@@ -54,6 +55,7 @@ class Nvcc(NamedTuple):
     cudart: str
     archs: tuple[int, ...]
     keeps_objects: bool = False
+    looked_at: tuple[str, ...] = ()
 
     @property
     def cudart_name(self) -> str:
@@ -272,9 +274,11 @@ def find_nvcc(memo: Memo, env: Mapping[str, str] | None = None) -> tuple[Nvcc, t
     """
     tried: list[str] = []
     notes: list[str] = []
+    paths: list[str] = []
     for candidate in examine_nvccs(memo, env):
+        paths.append(candidate.path)
         if candidate.nvcc is not None:
-            return candidate.nvcc, tuple(notes)
+            return candidate.nvcc._replace(looked_at=tuple(paths)), tuple(notes)
         tried.append(f"{candidate.origin}: {candidate.why_not}")
         if candidate.exists:
             notes.append(f"{candidate.path} ({candidate.origin}) does not work")

@@ -335,7 +335,7 @@ def visible_now(
             if not counts(place):
                 continue
             directory = roots.path(place)
-            if not _look_at(directory, told):
+            if not look_at(directory, told):
                 continue
             listed = {".", ".."}
             with contextlib.suppress(OSError):
@@ -347,9 +347,9 @@ def visible_now(
                     if depth <= index:
                         continue
                     path = os.path.join(directory, name)
-                    _look_at(os.path.dirname(path), told)
+                    look_at(os.path.dirname(path), told)
                     if os.path.islink(path):
-                        _look_at(os.path.dirname(os.path.realpath(path)), told)
+                        look_at(os.path.dirname(os.path.realpath(path)), told)
                     if _identity(path):
                         names_now.add(f"{place}{name}")
     return Visible(sorted(names_now), told)
@@ -385,15 +385,15 @@ def _same(
     first: dict[_Identity | None, str] = {}
     for place in places:
         directory = roots.path(place)
-        if not _look_at(directory, told):
+        if not look_at(directory, told):
             continue
         earlier = first.setdefault(_identity(directory, of_directory=True), place)
         if earlier != place:
             yield place, earlier
 
 
-def _look_at(directory: str, told: dict[str, Signature | None]) -> bool:
-    """Whether the directory exists; its signature, or that of a parent, goes to ``told``.
+def look_at(directory: str, told: dict[str, Signature | None]) -> bool:
+    """Whether the directory exists. Its signature, or that of a parent, goes to ``told``.
 
     This precedes reading its contents, so that a change in between is detected later.
     """
@@ -403,7 +403,7 @@ def _look_at(directory: str, told: dict[str, Signature | None]) -> bool:
             status = os.stat(directory)
         except OSError:
             if os.path.islink(directory):  # to what may come to be
-                _look_at(os.path.dirname(os.path.realpath(directory)), told)
+                look_at(os.path.dirname(os.path.realpath(directory)), told)
             directory = os.path.dirname(directory) or os.sep
             continue
         if not stat.S_ISDIR(status.st_mode):

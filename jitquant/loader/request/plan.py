@@ -119,6 +119,11 @@ class Wanted:
         return ()
 
     @property
+    def program_places(self) -> tuple[str, ...]:
+        """The directories where these were looked for."""
+        return ()
+
+    @property
     def debug(self) -> bool:
         """Whether it is built for a debugger."""
         return "debug" in self.inputs
@@ -149,6 +154,12 @@ class Plan(Wanted):
         nvcc = (self.nvcc.command,) if self.nvcc else ()
         found = map(shutil.which, (*nvcc, *self.host.command[:2], *self.launcher[:1]))
         return tuple(program for program in found if program)
+
+    @property
+    def program_places(self) -> tuple[str, ...]:
+        """The directories where these were looked for, as one that is found first may come."""
+        nvcc = map(os.path.dirname, self.nvcc.looked_at if self.nvcc else ())
+        return (*nvcc, *os.environ.get("PATH", "").split(os.pathsep))
 
 
 def check_flags(cuda_flags: tuple[str, ...]) -> None:
