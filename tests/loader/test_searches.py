@@ -74,6 +74,9 @@ def test_a_header_beside_the_source_shadows_however_it_is_included(
         "#define IN(x) <x>\n#if __has_include(IN(foo.h))\n",
         "#define TEXT(x) #x\n#define H TEXT(foo.h)\n#if __has_include(H)\n",
         '#if __has_include("{}/include/foo.h")\n',
+        "#define HAS(x) __has_include(x)\n#define H <foo.h>\n#if HAS(H)\n",
+        "#if __has_include(<fo\\ \no.h>)\n",
+        "#\0if\0__has_include\0(<foo.h>)\n",
     ],
 )
 def test_a_header_comes_to_be_that_was_asked_for(text: str, tmp_path: Path, loader: Loader) -> None:
@@ -87,14 +90,19 @@ def test_a_header_comes_to_be_that_was_asked_for(text: str, tmp_path: Path, load
 
 @pytest.mark.parametrize(
     ("flag", "place"),
-    [("-DH=<foo.h>", "include"), ('-DH="foo.h"', "source"), ("@{}/flags", "include")],
+    [
+        ("-DH=<foo.h>", "include"),
+        ('-DH="foo.h"', "source"),
+        ("@{}/flags", "include"),
+        ("-DHAS=__has_include(<foo.h>)", "include"),
+    ],
 )
 def test_a_header_comes_to_be_that_a_flag_names(
     flag: str, place: str, tmp_path: Path, loader: Loader
 ) -> None:
     source, include = directories(tmp_path, "source", "include")
     source /= "k.cpp"
-    source.write_text(f"#if __has_include(H)\n{ASKED}")
+    source.write_text(f"#if {'HAS' if 'HAS' in flag else '__has_include(H)'}\n{ASKED}")
     (tmp_path / "flags").write_text("'-DH=<foo.h>'\n")
     given = {"include_dirs": [include], "cxx_flags": [flag.format(tmp_path)]}
     assert factor(loader, source, **given) == 3

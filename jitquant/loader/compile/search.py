@@ -24,10 +24,10 @@ _IGNORED = re.compile(
 )
 _DUPLICATE = re.compile(r'^ignoring duplicate directory "(.*)"$', re.MULTILINE)
 _ASSEMBLER = re.compile(r",-I,?([^,]+)")
-_MACRO = re.compile(r'-D[ "]*(\w+)=(?:\\?"([^"\\\n]+)|<([^>\n]+))')
+_DEFINES = re.compile(r'-D[ "]*(\w+)=')
 _NVCC_SETS = re.compile(r"^#\$ (\w+)=(.*)$", re.MULTILINE)
 _NVCC_RUNS = re.compile(r'^#\$ "?(?:\$CICC_PATH/)?([^\s"=]+)"? ', re.MULTILINE)
-_RUNS = re.compile(r'^ "?(/[^\s"]+)"? |^Reading specs from (.*)$', re.MULTILINE)
+_RUNS = re.compile(r'^ "?(/[^\s"]+)"? (.*)$|^Reading specs from (.*)$', re.MULTILINE)
 _RUNS_FROM = re.compile(r"^(?:COMPILER|LIBRARY)_PATH=(.*)$", re.MULTILINE)
 _PREPROCESSES = re.compile(r"^#\$ (.* -E -x c\+\+ .*)$", re.MULTILINE)
 _DROPPED = ("-c", "-E", "-MD", "-M", "-MMD")
@@ -70,22 +70,20 @@ def include_path(
     places += [word[2:] for word in kept if word.startswith("-B")]
     places += [place for line in _RUNS_FROM.findall(said) for place in line.split(os.pathsep)]
     places = [place for place in dict.fromkeys(places) if os.path.isabs(place)]
-    tools += [kept[0], *(first or second for first, second in _RUNS.findall(said)), *TOOLS]
+    runs = _RUNS.findall(said)
+    tools += [kept[0], *(program or specs for program, _, specs in runs), *TOOLS]
+    flags = (_DEFINES.sub(r"\n#define \1 ", f"{words}\n") for _, words, _ in runs)
     path = env.get("PATH", "").split(os.pathsep)
     quoted, bracketed = _lines(listed.group(1)), _lines(listed.group(2))
     duplicates = tuple(dict.fromkeys(_DUPLICATE.findall(said)))
     ignored = [first or second for first, second in _IGNORED.findall(said)]
     others = [d for word in kept if word.startswith("-Wa,") for d in _ASSEMBLER.findall(word)]
     others += [word.partition("=")[2] for word in kept if word.startswith("--embed-dir=")]
-    macros = tuple(
-        f'#define {name} "{quote}"\n' if quote else f"#define {name} <{bracket}>\n"
-        for name, quote, bracket in _MACRO.findall(said)
-    )
     return IncludePath(
         quoted=(*ignored, *quoted),
         bracketed=(*bracketed, *others),
         duplicates=duplicates,
-        macros=macros,
+        flags=tuple(text.replace('\\"', '"') for text in flags if "#define" in text),
         tools=tuple(dict.fromkeys(files_in([*places, *path], tools))),
         tool_places=tuple(places),
     )

@@ -18,11 +18,11 @@ from typing import NamedTuple
 from .key import digest_of
 from .sources import Roots, Signature, is_own, settled, signature_of
 
-# Between two words may be comments, and the ends of lines that go on. To find what is in a comment
-# itself too does no harm. What begins with a literal is found several times as fast.
-_GAP = rb"(?:[ \t\f\v]|\\\r?\n|/\*.*?\*/)*"
+# Between two words may be comments. To find what is in a comment itself too does no harm. What
+# begins with a literal is found several times as fast.
+_GAP = rb"(?:[ \t\f\v]|/\*.*?\*/)*"
 _NAME = rb"(?:\"([^\"\n]+)\"|<([^>\n]+)>)"
-_LINE = rb"(?:\\\r?\n|[^\n])*?"
+_SPLICE = re.compile(rb"\\[ \t\f\v]*\r?\n")
 
 
 def _pattern(*parts: bytes) -> re.Pattern[bytes]:
@@ -34,21 +34,22 @@ _INCLUDES_MACRO = _pattern(rb"\n", rb"(?:#|%:|\?\?=)", rb"include\b", rb"[A-Za-z
 _ASKED = _pattern(rb"__has_(?:include|embed)(_next)?", rb"\(", _NAME)
 _ASKED_BY_MACRO = _pattern(rb"__has_(?:include|embed)(?:_next)?", rb"\(", rb"(\w+)")
 #: The definition of a macro with parameters, whose names are no macros.
-_FUNCTION = _pattern(rb"#", rb"define\b", rb"\w+\(" + _LINE + rb"\n")
-#: Where a macro may stand for __has_include: in a condition with the name of a header.
-_CONDITION = _pattern(rb"#", rb"(?:el)?if\b(" + _LINE + rb"[\"<]" + _LINE + rb")\n")
+_FUNCTION = _pattern(rb"#", rb"define\b", rb"\w+\([^\n]*")
+#: Where a macro may stand for __has_include, with the name of a header or of a macro.
+_CONDITION = _pattern(rb"#", rb"(?:el)?if\b([^\n]*\([^\n]*)")
 _ARGUMENT = _pattern(rb"\(", rb"()" + _NAME, rb"\)")
+_ARGUMENT_MACRO = _pattern(rb"\(", rb"(\w+)", rb"\)")
 _MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)", _NAME)
 #: Other ways to write what directives consist of.
-_SPELLINGS = ((b"%:", b"#"), (b"??=", b"#"), (b"??/", b"\\"))
+_SPELLINGS = ((b"%:", b"#"), (b"??=", b"#"), (b"??/", b"\\"), (b"\0", b" "))
 
 
 class IncludePath(NamedTuple):
     """The search directories of one compiler command, in order.
 
     Without the directory of the including file, which comes first for ``"..."``. ``duplicates``
-    are those that the compiler ignores, as they are one of the others by another name. ``macros``
-    are ``#define`` lines for the macros of its flags that are names of headers. ``tools`` are the
+    are those that the compiler ignores, as they are one of the others by another name. ``flags``
+    are its flags as text, with ``#define`` for ``-D``. ``tools`` are the
     programs that compile it, with what these read to do so, and ``tool_places`` where they are
     searched.
     """
@@ -56,7 +57,7 @@ class IncludePath(NamedTuple):
     quoted: tuple[str, ...] = ()
     bracketed: tuple[str, ...] = ()
     duplicates: tuple[str, ...] = ()
-    macros: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
     tool_places: tuple[str, ...] = ()
 
@@ -97,16 +98,15 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
         for file in files:
             if file not in texts:
                 texts[file] = _read(file)
-        flags = "".join(unit.path.macros)
-        if flags not in texts:
-            texts[flags] = _parse(flags.encode(errors="surrogateescape"))
-        macros = [pair for file in (*files, flags) for pair in texts[file].macros]
+        flags = _parse("".join(unit.path.flags).encode(errors="surrogateescape"))
+        every_text = [(unit.source, flags), *((file, texts[file]) for file in files)]
+        macros = [pair for _, text in every_text for pair in text.macros]
         known = {name for name, _ in macros}
-        for file in files:
-            asked = [include for name, include in macros if name in texts[file].asks]
-            for include in (*texts[file].includes, *asked):
+        for file, text in every_text:
+            asked = [include for name, include in macros if name in text.asks]
+            for include in (*text.includes, *asked):
                 search.note(os.path.dirname(file), include)
-            if texts[file].asks_itself - known:
+            if text.asks_itself - known:
                 search.note_unknown(os.path.dirname(file))
         search.note_unnamed()
         every = list(
@@ -133,7 +133,7 @@ class _Include(NamedTuple):
 class _Text(NamedTuple):
     """What a file includes, which macros it asks for, and macros that are names of headers.
 
-    ``asks`` may have parameters of macros, ``asks_itself`` has none.
+    ``asks`` are all words that may be such macros, ``asks_itself`` those that are.
     """
 
     includes: list[_Include]
@@ -154,6 +154,7 @@ def _parse(text: bytes) -> _Text:
     for spelling, plain in _SPELLINGS:
         if spelling in text:
             text = text.replace(spelling, plain)
+    text = _SPLICE.sub(b"", text)
 
     def include(quoted: bytes, bracketed: bytes, *, asked: bool, following: bool) -> _Include:
         return _Include(os.fsdecode(quoted or bracketed), not bracketed, asked, following)
@@ -162,15 +163,15 @@ def _parse(text: bytes) -> _Text:
         include(*names, asked=False, following=how == b"include_next")
         for how, *names in _INCLUDED.findall(text)
     ]
-    asked = _ASKED.findall(text)
+    asked, asks = _ASKED.findall(text), set(_ASKED_BY_MACRO.findall(text))
+    asks_itself = set(_ASKED_BY_MACRO.findall(_FUNCTION.sub(b"", text))) if asks else set()
     for condition in _CONDITION.findall(text):
         asked += _ARGUMENT.findall(condition)
+        asks.update(_ARGUMENT_MACRO.findall(condition))
     includes += [include(*names, asked=True, following=bool(after)) for after, *names in asked]
     macros = [
         (name, include(*names, asked=True, following=True)) for name, *names in _MACRO.findall(text)
     ]
-    asks = set(_ASKED_BY_MACRO.findall(text))
-    asks_itself = asks and set(_ASKED_BY_MACRO.findall(_FUNCTION.sub(b"", text)))
     return _Text(includes, asks, asks_itself, macros)
 
 
