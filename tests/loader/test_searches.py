@@ -12,7 +12,13 @@ import pytest
 
 from jitquant.loader import CompileError, Loader
 from jitquant.loader.request import plan as plan_module
-from jitquant.loader.request.includes import IncludePath, Unit, searched_by
+from jitquant.loader.request.includes import (
+    IncludePath,
+    Searched,
+    Unit,
+    searched_by,
+    visible_now,
+)
 from jitquant.loader.request.plan import Request
 from jitquant.loader.request.sources import Roots
 
@@ -135,6 +141,17 @@ def test_a_directory_with_the_name_of_a_header_is_passed_over(
     (first / "foo.h").rmdir()
     write_factor(first / "foo.h", 4)
     check(loader, includes, 4, **given)
+
+
+def test_a_file_system_may_not_tell_cases_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then foo.h is found where a directory has FOO.H."""
+    roots, searched = Roots({"src0": str(tmp_path)}), [Searched(["src0/"], {"foo.h": 1})]
+    assert not visible_now(searched, roots).names
+    (tmp_path / "foo.h").write_text("")
+    monkeypatch.setattr(os, "listdir", lambda place: ["FOO.H"])
+    assert visible_now(searched, roots).names == ["src0/foo.h"]
 
 
 def test_what_embed_reads_is_searched_as_a_header(tmp_path: Path) -> None:
@@ -331,6 +348,20 @@ def test_a_compiler_that_comes_first_is_found_by_a_live_process(
     script(second / "g++", f'/usr/bin/env PATH={os.defpath} g++ -DFACTOR=3 "$@"')
     trusted(loader, source, 3)
     script(first / "g++", f'/usr/bin/env PATH={os.defpath} g++ -DFACTOR=4 "$@"')
+    check(loader, source, 4)
+
+
+def test_a_binding_that_comes_is_found_by_a_live_process(
+    tmp_path: Path, toolkit: Path, loader: Loader
+) -> None:
+    source = tmp_path / "k.cu"
+    source.write_text(
+        'extern "C" __attribute__((weak)) int four();\n'
+        'extern "C" int factor() { return four ? 4 : 3; }\n'
+    )
+    trusted(loader, source, 3)
+    (tmp_path / "bindings").mkdir()
+    (tmp_path / "bindings" / "k.cpp").write_text('extern "C" int four() { return 4; }\n')
     check(loader, source, 4)
 
 

@@ -178,6 +178,22 @@ def test_answers_are_kept_until_the_compiler_changes(
     assert find_nvcc(Memo(kept), env)[0].version == "13.9.999"
 
 
+def test_a_part_of_a_toolkit_that_comes_or_goes_is_found(
+    nowhere: dict[str, str], tmp_path: Path
+) -> None:
+    """As by pip: nvcc is the same as before."""
+    nvcc = fake_nvcc(tmp_path / "toolkit")
+    toolkit, env, memo = nvcc.parents[1], {"PATH": "", "CUDA_HOME": str(nvcc.parents[1])}, Memo()
+    says = f'echo \'#$ SYSTEM_INCLUDES="-isystem" "{toolkit}/cccl"\''
+    nvcc.write_text(nvcc.read_text().replace("--dryrun) ", f"--dryrun) {says};"))
+    before, _ = find_nvcc(memo, env)
+    (toolkit / "cccl").mkdir()
+    (toolkit / "lib64" / "libcudart_static.a").rename(toolkit / "lib64" / "libcudart.so.13")
+    after, _ = find_nvcc(memo, env)
+    assert {*after.include_dirs} - {*before.include_dirs} == {str(toolkit / "cccl")}
+    assert (before.cudart_name, after.cudart_name) == ("libcudart_static.a", "libcudart.so.13")
+
+
 def test_host_compiler(tmp_path: Path) -> None:
     with pytest.raises(HostCompilerNotFoundError, match=r"neither g\+\+ nor c\+\+ is on PATH"):
         find_host_compiler(Memo(), {"PATH": str(tmp_path)})

@@ -306,14 +306,12 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
     if here and os.path.isfile(os.path.join(here.group(1).strip(), "nvcc")):
         binary = os.path.realpath(os.path.join(here.group(1).strip(), "nvcc"))
     root = os.path.dirname(os.path.dirname(binary))
-    includes = _existing(
+    includes = [
         *re.findall(r'"-I([^"]+)"', dry),
         os.path.join(root, "include"),
         *re.findall(r'"-isystem" "([^"]+)"', dry),
-    )
-    libs = _existing(
-        *re.findall(r'"-L([^"]+)"', dry), os.path.join(root, "lib64"), os.path.join(root, "lib")
-    )
+    ]
+    libs = [*re.findall(r'"-L([^"]+)"', dry), *(os.path.join(root, d) for d in ("lib64", "lib"))]
     archs = sorted({int(n) for n in re.findall(r"compute_(\d+)", _ask([path, "--list-gpu-arch"]))})
     assembler = os.path.join(os.path.dirname(binary), "ptxas")
     ptxas = re.search(r"\bV(\d+\.\d+\.\d+)", _ask([assembler, "--version"]))
@@ -328,11 +326,12 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
         "wrapper": hashlib.sha256(wrapper).hexdigest() if wrapped else "",
         "keeps_objects": b"ccache" in wrapper,
         "version": version,
-        "include_dirs": includes,
-        "cudart": _find_cudart([d for d in libs if not d.endswith("/stubs")]),
+        "include_dirs": _existing(*includes),
+        "cudart": _find_cudart([d for d in _existing(*libs) if not d.endswith("/stubs")]),
         "archs": archs,
     }
-    return answer, [path, binary, assembler, os.path.join(os.path.dirname(binary), "nvcc.profile")]
+    profile = os.path.join(os.path.dirname(binary), "nvcc.profile")
+    return answer, [path, binary, assembler, profile, *includes, *libs]
 
 
 def _existing(*paths: str) -> list[str]:

@@ -331,16 +331,14 @@ def visible_now(
             continue
         by_first: dict[str, list[tuple[str, int]]] = {}
         for name, depth in names.items():
-            by_first.setdefault(name.partition("/")[0], []).append((name, depth))
+            by_first.setdefault(name.partition("/")[0].casefold(), []).append((name, depth))
         for index, place in enumerate(places[: max(names.values(), default=0)]):
             if not counts(place):
                 continue
             directory = roots.path(place)
             if not look_at(directory, told):
                 continue
-            listed = {".", ".."}
-            with contextlib.suppress(OSError):
-                listed.update(os.listdir(directory))
+            listed = {".", "..", *_listing(directory)}
             if names.get(LISTING, 0) > index:
                 names_now.add(f"{place} = {digest_of(sorted(listed))}")
             for first in by_first.keys() & listed:
@@ -356,14 +354,20 @@ def visible_now(
     return Visible(sorted(names_now), told)
 
 
+def _listing(directory: str) -> set[str]:
+    """What is in a directory, in the case that tells nothing of where case does not count."""
+    with contextlib.suppress(OSError):
+        return set(map(str.casefold, os.listdir(directory)))
+    return set()
+
+
 def listings(roots: Roots) -> dict[str, set[str]]:
     """What is in each directory of the caller and the project, by its name."""
-    found: dict[str, set[str]] = {}
-    for label, directory in roots.labels.items():
-        if is_own(label):
-            with contextlib.suppress(OSError):
-                found[roots.place(directory)] = set(os.listdir(directory))
-    return found
+    return {
+        roots.place(directory): _listing(directory)
+        for label, directory in roots.labels.items()
+        if is_own(label)
+    }
 
 
 def removed_since(
@@ -372,7 +376,7 @@ def removed_since(
     """A name in ``searched`` that one of the directories had ``before``, and has no more."""
     now = listings(roots)
     for places, names in searched:
-        first = {name.partition("/")[0] for name in names}
+        first = {name.partition("/")[0].casefold() for name in names}
         for place in places:
             if gone := first & (before.get(place, set()) - now.get(place, set())):
                 return f"{place}{min(gone)}"

@@ -31,10 +31,12 @@ from ..machine.toolchain import (
 )
 from ..machine.torch_install import TorchInstall, torch_install
 from ..settings import setting
+from .includes import look_at
 from .key import SCHEMA, digest_of
 from .named import Named, named_by
 from .sources import (
     CUDA_SUFFIXES,
+    CXX_SUFFIXES,
     PROJECT,
     FileHasher,
     Roots,
@@ -314,6 +316,11 @@ def look_up(
             raise FileNotFoundError(f"sources: {path} disappeared while it was being read.")
         contents.append([os.path.basename(path), state.digest])
         watch.append((path, state.signature))
+    told: dict[str, Signature | None] = {}
+    if not any(path.lower().endswith(CXX_SUFFIXES) for path in sources):
+        for directory in {*map(os.path.dirname, sources), str(kernels_dir)}:
+            look_at(os.path.join(directory, "bindings"), told)  # a binding may come
+    watch += told.items()
     generates = any(map(exports_something, sources))
     bindings_dir = str(kernels_dir / "bindings") if generates else None
     inputs: dict[str, Any] = {
