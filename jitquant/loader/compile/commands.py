@@ -13,7 +13,8 @@ from ..machine.processes import Command, default_jobs
 from ..machine.toolchain import cudart_flags, cxx_runtime_flags
 from ..machine.torch_install import OLDEST_TORCH, torch_install
 from ..request.plan import Plan, python_include_dir, wheel_include_dirs
-from ..request.sources import CUDA_SUFFIXES, IncludeScan, scan_includes
+from ..request.scan import IncludeScan, scan_includes
+from ..request.sources import CUDA_SUFFIXES
 
 #: The release of torch whose stable ABI is compiled against: 2.11.
 STABLE_TARGET = f"0x{OLDEST_TORCH[0]:02x}{OLDEST_TORCH[1]:02x}000000000000"

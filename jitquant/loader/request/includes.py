@@ -30,7 +30,8 @@ def _pattern(*parts: bytes) -> re.Pattern[bytes]:
 
 
 _INCLUDED = _pattern(rb"#", rb"(include_next|include|import|embed)\b", _NAME + rb"?")
-_INCLUDES_MACRO = _pattern(rb"\n", rb"(?:#|%:|\?\?=)", rb"include\b", rb"[A-Za-z_]")
+#: A line that includes what a macro names, of which a compiler alone can tell whether it is read.
+INCLUDES_MACRO = _pattern(rb"\n", rb"#", rb"include\b", rb"[A-Za-z_]")
 _ASKED = _pattern(rb"__has_(?:include|embed)(_next)?", rb"\(", _NAME)
 _ASKED_BY_MACRO = _pattern(rb"__has_(?:include|embed)(?:_next)?", rb"\(", rb"(\w+)")
 #: The definition of a macro with parameters, whose names are no macros.
@@ -90,7 +91,7 @@ LISTING = "/"
 
 def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
     """The names that the compilers of ``units`` searched, and where."""
-    texts: dict[str, _Text] = {}
+    texts: dict[str, Text] = {}
     found: list[Searched] = []
     for unit in units:
         search = _Search(unit)
@@ -98,7 +99,7 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
         for file in files:
             if file not in texts:
                 texts[file] = _read(file)
-        flags = _parse("".join(unit.path.flags).encode(errors="surrogateescape"))
+        flags = parse("".join(unit.path.flags).encode(errors="surrogateescape"))
         every_text = [(unit.source, flags), *((file, texts[file]) for file in files)]
         macros = [pair for _, text in every_text for pair in text.macros]
         known = {name for name, _ in macros}
@@ -121,7 +122,7 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
     return found
 
 
-class _Include(NamedTuple):
+class Include(NamedTuple):
     """A name that a file includes or asks for; "" if a macro has it."""
 
     name: str
@@ -130,34 +131,40 @@ class _Include(NamedTuple):
     following: bool
 
 
-class _Text(NamedTuple):
+class Text(NamedTuple):
     """What a file includes, which macros it asks for, and macros that are names of headers.
 
     ``asks`` are all words that may be such macros, ``asks_itself`` those that are.
     """
 
-    includes: list[_Include]
+    includes: list[Include]
     asks: set[bytes]
     asks_itself: set[bytes]
-    macros: list[tuple[bytes, _Include]]
+    macros: list[tuple[bytes, Include]]
 
 
-def _read(file: str) -> _Text:
+def _read(file: str) -> Text:
     try:
         with open(file, "rb") as stream:
-            return _parse(stream.read())
+            return parse(stream.read())
     except OSError:
-        return _Text([], set(), set(), [])
+        return Text([], set(), set(), [])
 
 
-def _parse(text: bytes) -> _Text:
-    for spelling, plain in _SPELLINGS:
+def plain(text: bytes) -> bytes:
+    """``text`` in the usual spelling, and without the ends of lines that go on."""
+    for spelling, usual in _SPELLINGS:
         if spelling in text:
-            text = text.replace(spelling, plain)
-    text = _SPLICE.sub(b"", text)
+            text = text.replace(spelling, usual)
+    return _SPLICE.sub(b"", text)
 
-    def include(quoted: bytes, bracketed: bytes, *, asked: bool, following: bool) -> _Include:
-        return _Include(os.fsdecode(quoted or bracketed), not bracketed, asked, following)
+
+def parse(text: bytes) -> Text:
+    """What ``text`` includes and asks for."""
+    text = plain(text)
+
+    def include(quoted: bytes, bracketed: bytes, *, asked: bool, following: bool) -> Include:
+        return Include(os.fsdecode(quoted or bracketed), not bracketed, asked, following)
 
     includes = [
         include(*names, asked=False, following=how == b"include_next")
@@ -172,38 +179,7 @@ def _parse(text: bytes) -> _Text:
     macros = [
         (name, include(*names, asked=True, following=True)) for name, *names in _MACRO.findall(text)
     ]
-    return _Text(includes, asks, asks_itself, macros)
-
-
-def may_be_read(source: str, directories: Sequence[str]) -> dict[str, bytes]:
-    """The files that ``source`` may include, in whichever order directories are searched.
-
-    With their contents. What a macro names is not among them (:func:`includes_macro`).
-    """
-    texts: dict[str, bytes] = {}
-    seen: set[tuple[str, str]] = set()
-    waiting = [source]
-    while waiting:
-        path = waiting.pop()
-        # A file by one spelling, since a circle of "../" has no end; a link may be beside others.
-        key = (os.path.realpath(path), os.path.realpath(os.path.dirname(path)))
-        if key in seen:
-            continue
-        seen.add(key)
-        with open(path, "rb") as stream:
-            texts[path] = stream.read()
-        found = _parse(texts[path])
-        for include in {*found.includes, *(include for _, include in found.macros)}:
-            for directory in (os.path.dirname(path), *directories):
-                candidate = os.path.join(directory, include.name)
-                if os.path.isfile(candidate):
-                    waiting.append(candidate)
-    return texts
-
-
-def includes_macro(text: bytes) -> bool:
-    """Whether a macro has the name of a header that ``text`` includes."""
-    return _INCLUDES_MACRO.search(b"\n" + text) is not None
+    return Text(includes, asks, asks_itself, macros)
 
 
 class _Search:
@@ -223,7 +199,7 @@ class _Search:
         for directory, names in self._beside.items():
             yield [directory], names
 
-    def note(self, directory: str, include: _Include) -> None:
+    def note(self, directory: str, include: Include) -> None:
         """Note an include in a file of ``directory``."""
         name = include.name
         if not name:
@@ -266,7 +242,7 @@ class _Search:
                 for directory in self._computing:
                     self._beside.setdefault(directory, {})[name] = 1
 
-    def _depth(self, include: _Include) -> int | None:
+    def _depth(self, include: Include) -> int | None:
         """In how many directories the name was searched before it was found."""
         last: int | None = None
         for depth, place in enumerate(self._places):
@@ -287,7 +263,7 @@ class _Search:
             self._at[key] = _identity(os.path.join(place, name))
         return self._at[key]
 
-    def _is_read(self, found: _Identity | None, include: _Include) -> bool:
+    def _is_read(self, found: _Identity | None, include: Include) -> bool:
         """Whether ``include`` has read the file ``found``."""
         if found is None or found not in self._read or include.asked:
             return False
