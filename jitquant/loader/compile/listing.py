@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..request.plan import Plan
 from ..request.sources import FileHasher, Roots, is_own, parse_depfile
 from .commands import Unit
 
+_ASSEMBLED = re.compile(rb"\.incbin|\.include(?=\s*\\\")")
 _LISTS = ("d", "all.d", "host.d", "as.d")
 
 
@@ -110,10 +112,10 @@ def _unknown(unit: Unit, plan: Plan, staging: Path) -> str:
     for path in (unit.source, *read_by(unit, staging, plan.roots)):
         if plan.roots.name(path).startswith("=") or not os.path.exists(path):
             continue
-        if b".incbin" in Path(path).read_bytes():
+        if used := _ASSEMBLED.search(Path(path).read_bytes()):
             return (
-                f"{path} uses .incbin, and the assembler of {plan.host.program} does not say which "
-                "files it reads, so an edit of one would go unseen. Compile with g++ and without "
-                "what wraps nvcc, or put the bytes into a header."
+                f"{path} uses {used[0].decode()}, and the assembler of {plan.host.program} does "
+                "not say which files it reads, so an edit of one would go unseen. Compile with g++ "
+                "and without what wraps nvcc, or put the bytes into a header."
             )
     return ""
