@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -102,4 +103,6 @@ class SharedObjects:
         except (OSError, ValueError, TypeError, KeyError):
             return None
         output.write_bytes(content)
+        with contextlib.suppress(OSError):
+            os.utime(kept)  # it is in use
         return unit

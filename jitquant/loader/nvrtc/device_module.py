@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
-import tempfile
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -245,12 +245,11 @@ def with_cupy() -> Launch:
     import cupy
 
     @functools.cache
-    def load(cubin: Cubin) -> tuple[Any, Any]:
-        # The file stays: CuPy reads it again for another device.
-        file = tempfile.NamedTemporaryFile(suffix=".cubin")  # noqa: SIM115
-        file.write(cubin.code)
-        file.flush()
-        return cupy.RawModule(path=file.name), file
+    def load(cubin: Cubin) -> Any:
+        # A file in memory that stays: CuPy reads it again for another device.
+        file = os.memfd_create("cubin")
+        os.write(file, cubin.code)
+        return cupy.RawModule(path=f"/proc/self/fd/{file}")
 
     def launch(cubin: Cubin, symbol: str, shape: Shape, values: Values) -> None:
         with contextlib.ExitStack() as stack:
@@ -259,7 +258,7 @@ def with_cupy() -> Launch:
             if shape.stream is not None or values.of_torch:
                 stream = _stream_of(shape, values)
                 stack.enter_context(cupy.cuda.Stream.from_external(stream))
-            function = load(cubin)[0].get_function(symbol)
+            function = load(cubin).get_function(symbol)
             if shape.shared > 48 << 10:
                 function.max_dynamic_shared_size_bytes = shape.shared
             function(shape.grid, shape.block, tuple(values.scalars), shared_mem=shape.shared)

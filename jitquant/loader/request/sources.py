@@ -26,7 +26,7 @@ CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
 _RACY_NS = 100_000_000
 _RACY_COARSE_NS = 2_100_000_000
 
-#: Files whose digests are kept before those that are gone are dropped.
+#: Files whose digests are kept: before more are, those that are gone are dropped, then the oldest.
 _MOST_KEPT = 10_000
 _MOST_SEARCHES = 256
 
@@ -298,7 +298,8 @@ class FileHasher:
         for key, known in list(self._directories.items()):
             directories[key] = _written_directories(known)
         if len(files) > _MOST_KEPT:
-            files = {path: state for path, state in files.items() if os.path.exists(path)}
+            there = [(path, state) for path, state in files.items() if os.path.exists(path)]
+            files = dict(there[-_MOST_KEPT:])
         directories = dict(list(directories.items())[-_MOST_SEARCHES:])
         self._kept = _Kept(files, directories)
         text = json.dumps(self._kept._asdict(), separators=(",", ":"))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..compile.commands import FIRST, make_units
+from ..machine.scratch import scratch
 from ..request.plan import Plan, Request
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def compile_commands(loader: Loader, requests: Iterable[Request]) -> list[dict[s
     found: dict[str, dict[str, object]] = {}
     for request in requests:
         plan = loader.plan(loader.look_up(request))
-        with tempfile.TemporaryDirectory(prefix="jitquant-commands-") as scratch:
-            units = make_units(plan, plan.name, Path(scratch))
+        with scratch("commands") as place:
+            units = make_units(plan, plan.name, place)
         for unit in units:
             if unit.source not in plan.sources:
                 continue  # a generated binding

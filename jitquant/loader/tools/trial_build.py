@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from ..compile.commands import compiler_environment, linker_flags, make_units
 from ..diagnostics import compile_error
 from ..errors import LoaderError
 from ..machine.processes import Command, default_jobs, run_side_by_side
+from ..machine.scratch import scratch
 from ..machine.torch_install import TorchInstall, torch_install
 from ..request.plan import Plan, Request
 
@@ -72,8 +72,7 @@ def try_build(loader: Loader, archs: Sequence[str] | None = None) -> TrialBuild:
     """
     started = time.monotonic()
     error: LoaderError | OSError | None = None
-    with tempfile.TemporaryDirectory(prefix="jitquant-trial-") as name:
-        directory = Path(name)
+    with scratch("trial") as directory:
         (directory / "trial.cu").write_text(_KERNEL)
         (directory / "trial.cpp").write_text(_BINDING)
         sources = (directory / "trial.cu", directory / "trial.cpp")
