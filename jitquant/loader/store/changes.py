@@ -69,7 +69,7 @@ def changes_since(
         if headers.get(name) != digest
     ]
     found += [
-        Change(label, "", _plain(before.get(key)), _plain(inputs.get(key)))
+        Change(label, "", plain(before.get(key)), plain(inputs.get(key)))
         for key, label in _LABELS.items()
         if before.get(key) != inputs.get(key)
     ]
@@ -91,7 +91,8 @@ def what_changed(
     return "; ".join(reasons) if reasons else "not in the cache any more"
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
+    """A value of a key as a message shows it."""
     if isinstance(value, list):
-        return " ".join(map(_plain, value)) or "none"
+        return " ".join(map(plain, value)) or "none"
     return str(value)

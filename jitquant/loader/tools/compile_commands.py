@@ -10,29 +10,19 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..compile.commands import FIRST, make_units
 from ..machine.scratch import scratch
-from ..request.plan import Plan, Request
-
-if TYPE_CHECKING:
-    from ..core import Loader
+from ..request.plan import Plan
 
 _LEFT_OUT = ("-fno-gnu-unique", f"-include{FIRST}")
 _WITH_A_VALUE = ("-I", "-isystem", "-include", "-D", "-U")
 
 
-def compile_commands(loader: Loader, requests: Iterable[Request]) -> list[dict[str, object]]:
-    """The command of each source of ``requests``. Compiles nothing.
-
-    Raises:
-        LoaderError, ValueError, FileNotFoundError: as :func:`jitquant.loader.get_cuda_module`, if
-            detected before compiling.
-    """
+def compile_commands(plans: Iterable[Plan]) -> list[dict[str, object]]:
+    """The command of each source of ``plans``. Compiles nothing."""
     found: dict[str, dict[str, object]] = {}
-    for request in requests:
-        plan = loader.plan(loader.look_up(request))
+    for plan in plans:
         with scratch("commands") as place:
             units = make_units(plan, plan.name, place)
         for unit in units:

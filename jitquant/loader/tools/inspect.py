@@ -18,7 +18,7 @@ from ..diagnostics import compile_error
 from ..errors import LoaderError, ToolNotFoundError, extra
 from ..machine.scratch import scratch
 from ..machine.toolchain import wheel_roots
-from ..request.plan import Request, Wanted
+from ..request.plan import Plan, Request, Wanted
 from ..request.sources import CUDA_SUFFIXES
 
 if TYPE_CHECKING:
@@ -133,17 +133,14 @@ def sass(loader: Loader, request: Request) -> list[Code]:
     return _where_they_are_now(found, loader.look_up(request), build)
 
 
-def ptx(loader: Loader, request: Request) -> list[Code]:
-    """The PTX that the sources of ``request`` are compiled to, for each architecture.
+def ptx(plan: Plan) -> list[Code]:
+    """The PTX that the sources of ``plan`` are compiled to, for each architecture.
 
     A build contains only machine code, so the device half is compiled again, with the same flags.
 
     Raises:
         CompileError: it does not compile.
-        LoaderError, ValueError, TypeError, FileNotFoundError: as
-            :func:`jitquant.loader.get_cuda_module`, for what is found before compiling.
     """
-    plan = loader.plan(loader.look_up(request))
     found: list[Code] = []
     with scratch("ptx") as place:
         for unit in make_units(plan, plan.name, place):
