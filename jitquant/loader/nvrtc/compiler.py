@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..compile.usage import demangle
 from ..errors import LoaderError, NvrtcNotFoundError, extra
+from ..machine.symbols import demangle
 
 _CCCL = (
     "array atomic bit climits concepts cstddef cstdint cstdlib cstring functional "

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..compile.commands import compiler_environment, make_units
-from ..compile.usage import KernelUsage, demangle, usage_from
+from ..compile.usage import KernelUsage, usage_from
 from ..diagnostics import compile_error
 from ..errors import LoaderError, ToolNotFoundError, extra
 from ..machine.scratch import scratch
+from ..machine.symbols import demangle
 from ..machine.toolchain import wheel_roots
 from ..request.plan import Plan, Request, Wanted
 from ..request.sources import CUDA_SUFFIXES
