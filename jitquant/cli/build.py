@@ -86,7 +86,7 @@ def build_named(
             )
     with _at_once(jobs):
         if quiet:
-            return build_all(loader, requests)
+            return build_all(loader.ensure, requests)
         return _show(loader, requests, console(stderr=True))
 
 
@@ -134,7 +134,7 @@ def _show(loader: Loader, requests: Mapping[str, Request], out: Console) -> list
             progress.advance(task)
             out.print(f"{outcome.name}: {_note(outcome)}", markup=False)
 
-        return build_all(loader, requests, on_tick=on_tick, on_done=on_done)
+        return build_all(loader.ensure, requests, on_tick=on_tick, on_done=on_done)
 
 
 def _note(outcome: Outcome) -> str:

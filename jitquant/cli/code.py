@@ -39,7 +39,7 @@ def ptx(name: Name, kernel: Kernel = None, arch: Arch = None, json: Json = False
     Recompiles the device code: a build keeps only machine code.
     """
     loader = Loader()
-    _show(name, ptx_of(loader, request_of(loader, name, arch)), kernel, json)
+    _show(name, ptx_of(loader.plan_of(request_of(loader, name, arch))), kernel, json)
 
 
 def _show(name: str, found: Sequence[Code], kernel: str | None, json: bool) -> None:

@@ -31,6 +31,6 @@ def compile_commands(
     """
     loader = Loader()
     chosen = names or kernel_names(loader.kernels_dir())
-    found = commands_of(loader, [request_of(loader, name, arch) for name in chosen])
+    found = commands_of(loader.plan_of(request_of(loader, name, arch)) for name in chosen)
     total = merge(output, found)
     console().print(f"{len(found)} commands written, {total} in {output}", markup=False)

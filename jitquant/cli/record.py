@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from jitquant.loader.machine.scratch import scratch
 from jitquant.loader.request.used import VARIABLE, write_manifest
 
 from .output import console
@@ -29,8 +29,8 @@ def record(
     """
     with output.open("a", encoding="utf-8"):
         pass  # reported before the run, not after it
-    with tempfile.TemporaryDirectory(prefix="jitquant-record-") as directory:
-        notes = Path(directory, "notes")
+    with scratch("record") as directory:
+        notes = directory / "notes"
         notes.touch()
         code = _run(command, {**os.environ, VARIABLE: str(notes)})
         names = write_manifest(notes, output)

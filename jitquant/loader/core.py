@@ -160,32 +160,29 @@ class Loader:
     ) -> tuple[CudaModule, Callable[[], bool], bool]:
         """See :func:`jitquant.loader.get_part`."""
         request = self._request(name, sources, (), (), (), None)
-        key = (name, tuple(sources), (), (), (), None)
-        record = self._records.get(key)
+        record = self._records.get(request)
         may_build = self._may_build() and not self._capturing()
         enough = [
             self._request(f"{name}_{known}", sources, (), flags, (), None)
             for known, flags in ((part, cuda_flags), *wider)
         ]
-        if self._is_ready(record, request):
+        if self._is_ready(request):
             chosen = None
         elif may_build and not wider:
             chosen = enough[0]
         else:
-            ready = (one for one in enough if self._is_ready(self._record_of(one), one))
+            ready = filter(self._is_ready, enough)
             chosen = next(ready, enough[0] if may_build else None)
         if chosen is None:
-            module = self.get(name, sources)
+            module = self.get_request(request)
             return module, self.up_to_date_check(module), False
         module = self.get_request(chosen)
         fresh = self.up_to_date_check(module)
-        return module, lambda: self._records.get(key) is record and fresh(), True
+        return module, lambda: self._records.get(request) is record and fresh(), True
 
-    def _record_of(self, request: Request) -> Record | None:
-        return self._records.get((request.name, request.sources, (), request.cuda_flags, (), None))
-
-    def _is_ready(self, record: Record | None, request: Request) -> bool:
+    def _is_ready(self, request: Request) -> bool:
         """Whether ``request`` is loaded, or a bundle or the cache has it."""
+        record = self._records.get(request)
         if record is not None and (self._frozen or record.changed() is None):
             return True
         if self._capturing():
@@ -207,14 +204,10 @@ class Loader:
 
     def get_request(self, request: Request) -> CudaModule:
         """:meth:`get` with the arguments in ``request``."""
-        return self.get(
-            request.name,
-            request.sources,  # type: ignore[arg-type]
-            include_dirs=request.include_dirs,
-            cuda_flags=request.cuda_flags,
-            cxx_flags=request.cxx_flags,
-            archs=request.archs,
-        )
+        record = self._records.get(request)
+        if record is not None and (self._frozen or record.changed() is None):
+            return record.module
+        return self._get_slowly(request, request)
 
     def get_device_module(
         self,
@@ -320,7 +313,7 @@ class Loader:
                 :func:`jitquant.loader.get_cuda_module`.
         """
         for _ in range(_MOST_ATTEMPTS):
-            plan = self.plan(self.look_up(request))
+            plan = self.plan_of(request)
             with contextlib.suppress(ChangedError):
                 return self.find(plan) or self._build(plan, on_tick)
         raise _changes_too_fast(request)
@@ -486,6 +479,15 @@ class Loader:
                 listed = "\n".join(f"  - {line}" for line in refused)
                 error.args = (f"{error.args[0]}\nNo bundle has it ready:\n{listed}",)
             raise
+
+    def plan_of(self, request: Request) -> Plan:
+        """The files, architectures and compilers of a request.
+
+        Raises:
+            LoaderError, ValueError, TypeError, FileNotFoundError: as :meth:`get`, for what is found
+                before compiling.
+        """
+        return self.plan(self.look_up(request))
 
     def search_bundles(self, wanted: Wanted) -> tuple[Build | None, list[str]]:
         """The requested build in ``JITQUANT_BUNDLES``, and why other builds do not fit."""

@@ -168,6 +168,11 @@ def hints(text: str, returncode: int, command: Sequence[str] = ()) -> list[str]:
             "A source mixes torch's stable headers with others. Include torch/extension.h in the "
             "source itself, not only in a header that is found through a compiler flag."
         )
+    if re.search(r"(?:unknown|unrecognized).*--dependency-file", text):
+        found.append(
+            "This linker does not list what it reads, so an edit of that would go unseen. Use "
+            "binutils 2.35 or newer, gold, lld or mold of that age."
+        )
     if re.search(r"no storage class or type specifier\n\s*JITQUANT_EXPORT", text):
         found.append('JITQUANT_EXPORT is not known: write #include "jitquant/export.h".')
     if re.search(r"lto-wrapper|fatal error: .*\bptxas\b.*version|Unsupported \.version", text):

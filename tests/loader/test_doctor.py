@@ -65,7 +65,7 @@ def test_a_trial_that_fails_says_what_the_compiler_says(
     nvcc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "--no-such-flag")
-    outcome = try_build(new_loader(tmp_path / "cache"))
+    outcome = try_build(new_loader(tmp_path / "cache").plan_of)
     assert isinstance(outcome.error, CompileError)
     found = examine(new_loader(tmp_path / "cache"))
     assert not found.works
@@ -84,7 +84,7 @@ def test_a_library_that_does_not_load_is_no_success(
     other = torch_install()._replace(directory=str(tmp_path))
     monkeypatch.setattr(trial_build, "torch_install", lambda: other)
     (tmp_path / "lib").symlink_to(directory)
-    outcome = try_build(new_loader(tmp_path / "cache"))
+    outcome = try_build(new_loader(tmp_path / "cache").plan_of)
     assert isinstance(outcome.error, LoaderError)
     assert "aoti_torch_device_type_cpu" in str(outcome.error)
 

@@ -72,7 +72,7 @@ def test_sass_of_a_build_from_elsewhere_has_the_lines_of_the_files_here(
 
 def test_ptx_has_the_instructions_and_the_lines_they_come_from(toy: Toy) -> None:
     loader = new_loader(toy.cache)
-    both = ptx(loader, Request("toy", (toy.source,), archs=("80+ptx", "90a")))
+    both = ptx(loader.plan_of(Request("toy", (toy.source,), archs=("80+ptx", "90a"))))
     assert [(code.name, code.arch) for code in both] == [
         ("multiply(float*, int)", "80"),
         ("multiply(float*, int)", "90a"),
@@ -88,7 +88,7 @@ def test_ptx_of_what_does_not_compile_is_a_compile_error(nvcc: None, tmp_path: P
     source = tmp_path / "bad.cu"
     source.write_text("__global__ void k() { nonsense }\n")
     with pytest.raises(CompileError, match=r"(?s)building 'bad' failed: nvcc bad.cu.*nonsense"):
-        ptx(new_loader(tmp_path / "cache"), Request("bad", (source,)))
+        ptx(new_loader(tmp_path / "cache").plan_of(Request("bad", (source,))))
 
 
 def test_source_lines_stand_before_the_code_of_each_and_once(tmp_path: Path) -> None:

@@ -243,6 +243,8 @@ def test_flags_that_name_what_is_written() -> None:
         ["-Xlinker=-Map", f"-Xlinker={written}"],
         ["-Wl,-Map", f"-Wl,{written}"],
         ["-Xcompiler", "-MF", "-Xcompiler", f"{written}"],
+        ["-ccbin", f"{written}"],
+        [f"--compiler-bindir={written}"],
         ["--compiler-options", "-MF", "--compiler-options", f"{written}"],
     ):
         assert named_by([*flags, f"@{read}", f"{read}"]).files == (str(read),), flags

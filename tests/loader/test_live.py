@@ -225,6 +225,20 @@ def test_no_edit_is_missed(
     assert not is_fresh()
 
 
+def test_an_edit_through_another_name_of_a_file_is_seen(plain: Toy, tmp_path: Path) -> None:
+    source, cache = plain.copy(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    other = tmp_path / "elsewhere" / "other.h"
+    other.hardlink_to(source.with_suffix(".h"))
+    loader = new_loader(cache)
+    module = loader.get("plain", [source])
+    settle(loader, source)
+    is_fresh = loader.up_to_date_check(module)
+    assert all(is_fresh() for _ in range(20))
+    write_factor(other, 9)
+    assert not is_fresh()
+
+
 def test_every_one_of_many_edits_is_seen(plain: Toy, tmp_path: Path) -> None:
     source, cache = plain.copy(tmp_path)
     loader = new_loader(cache)

@@ -191,9 +191,23 @@ def test_a_header_is_seen_however_it_is_included(text: str, tmp_path: Path, load
             header.write_text(f"#define VALUE {value}\n")
         keys.add(loader.get_device_module("k", [source], cuda_flags=flags).key)
     assert len(keys) == 2
-    source.write_text("#define FILE <value.cuh>\n#/**/include FILE\n")
-    with pytest.raises(ValueError, match="includes what a macro names"):
-        loader.get_device_module("k", [source], cuda_flags=flags)
+    computed = "#define IN(x) <x>\n#if __has_include(IN(value.cuh))\n#endif\n"
+    for unknown in ("#define FILE <value.cuh>\n#/**/include FILE\n", computed):
+        source.write_text(unknown)
+        with pytest.raises(ValueError, match="includes what a macro names, or asks for it"):
+            loader.get_device_module("k", [source], cuda_flags=flags)
+
+
+@pytest.mark.parametrize("flag", ["-DASKS=__has_include(H)|-DH=<k.h>", "--define-macro|H=<k.h>"])
+def test_a_header_comes_to_be_that_a_flag_names(flag: str, tmp_path: Path, loader: Loader) -> None:
+    nvrtc_or_skip()
+    source = tmp_path / "k.cu"
+    asks = "ASKS" if "ASKS" in flag else "__has_include(H)"
+    source.write_text(f"#if {asks}\n__global__ void two() {{}}\n#endif\n")
+    given: Any = {"include_dirs": [tmp_path], "cuda_flags": flag.split("|")}
+    loader.get_device_module("k", [source], **given)
+    (tmp_path / "k.h").write_text("")
+    loader.get_device_module("k", [source], **given).two  # noqa: B018
 
 
 @pytest.mark.parametrize(

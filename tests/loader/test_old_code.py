@@ -325,13 +325,15 @@ def test_nvcc_tells_what_its_assembler_reads(tmp_path: Path, nvcc: None) -> None
     assert factor(loader, source) == 4
 
 
+@pytest.mark.parametrize("directive", [".incbin", ".include"])
 def test_what_the_assembler_reads_is_refused_if_it_does_not_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    directive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jitquant.loader.compile.commands.names_incbins", lambda plan: False)
-    (tmp_path / "data.bin").write_bytes(b"\x03")
+    (tmp_path / "data.bin").write_bytes(b"")
     source = incbin(tmp_path / "k.cpp", tmp_path / "data.bin")
-    with pytest.raises(CompileError, match=r"k\.cpp uses \.incbin"):
+    source.write_text(source.read_text().replace(".incbin", directive))
+    with pytest.raises(CompileError, match=rf"k\.cpp uses \{directive}, and the assembler"):
         new_loader(tmp_path / "cache").get("k", [source])
     assert not entries(tmp_path / "cache")
 

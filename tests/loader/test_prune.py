@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader.compile import builder
+from jitquant.loader.machine.scratch import new_scratch, scratch
 from jitquant.loader.request.plan import Request
+from jitquant.loader.request.sources import FileHasher
 from jitquant.loader.store.cache import Cache, Entry, staged_by_this_machine
 from jitquant.loader.store.hold import hold, unused
-from jitquant.loader.store.prune import clear, prune, stored
+from jitquant.loader.store.prune import clear, prune, stored, trim
 
 from .conftest import Toy
 from .toys import entries, fork, litter, new_loader, python, wait_for
@@ -245,6 +248,64 @@ def test_clear_forgets_all(plain: Toy, tmp_path: Path) -> None:
     left = [path for path in (cache / "v1").rglob("*") if path.is_file()]
     assert [path.parent.name for path in left if path.parent.name != "locks"] == []
     assert list((cache / "v1" / "entries").iterdir()) == []
+
+
+def test_what_is_kept_beside_builds_is_bounded_too(plain: Toy, tmp_path: Path) -> None:
+    """Objects that modules share, sources that were given as text, notes and logs."""
+    _, root = plain.copy(tmp_path)
+    base, now = root / "v1", time.time()
+    old = [base / name for name in ("toolchain/a.o", "texts/b/k.cu", "last/c.json", "logs/d.log")]
+    for age, path in enumerate(old):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(1_000_000))
+        at = path.parent if "texts" in str(path) else path
+        os.utime(at, (now - 5000 + age, now - 5000 + age))
+    new = base / "texts" / "new"
+    new.mkdir()
+    (new / "k.cu").write_bytes(bytes(9_000_000))
+    assert trim(Cache(root), 8 * 12_500_000) is None
+    assert [path.exists() for path in old] == [False, True, True, True]
+    prune(Cache(root), max_size=8_000)
+    assert not any(path.exists() for path in old)
+    assert new.exists()  # somebody may just compile it
+
+
+def test_what_a_killed_process_left_in_the_temporary_directory_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left, old = tmp_path / "jitquant-cache-left", time.time() - 4000
+    (left / "v1").mkdir(parents=True)
+    in_use, held = new_scratch("cache")
+    fresh = tmp_path / "jitquant-trial-fresh"
+    fresh.mkdir()
+    for path in (left, in_use):
+        os.utime(path, (old, old))
+    with scratch("trial") as mine:
+        assert sorted(tmp_path.iterdir()) == sorted([in_use, fresh, mine])
+    os.close(held)
+    os.utime(in_use, (old, old))
+    with scratch("trial"):
+        assert not in_use.exists()
+    assert list(tmp_path.iterdir()) == [fresh]
+
+
+def test_the_digests_of_only_so_many_files_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jitquant.loader.request.sources._MOST_KEPT", 3)
+    files = [tmp_path / str(number) for number in range(6)]
+    for path in files:
+        path.write_text("")
+        os.utime(path, (1, 1))
+    time.sleep(0.15)  # or they are too new to be trusted
+    hasher = FileHasher()
+    hasher.attach(tmp_path)
+    for path in files:
+        hasher.state(str(path))
+    hasher.keep()
+    kept = json.loads((tmp_path / "files.json").read_text())["files"]
+    assert list(kept) == [str(path) for path in files[3:]]
 
 
 def test_a_damaged_entry_can_go_too(plain: Toy, tmp_path: Path) -> None:

@@ -10,9 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from jitquant.loader import Loader
+from jitquant.loader import CompileError, Loader
+from jitquant.loader.request import plan as plan_module
+from jitquant.loader.request.includes import (
+    IncludePath,
+    Searched,
+    Unit,
+    searched_by,
+    visible_now,
+)
+from jitquant.loader.request.plan import Request
+from jitquant.loader.request.sources import Roots
 
 from .test_old_code import archive, factor, incbin, write
+from .toolkits import write_toolkit
 from .toys import new_loader, write_factor
 
 FACTOR = 'extern "C" int factor() { return FACTOR; }\n'
@@ -65,15 +76,108 @@ def test_a_header_beside_the_source_shadows_however_it_is_included(
         "#if __has_include(/* a */ <foo.h>)\n",
         "#define HAS(x) __has_include(x)\n#if HAS(<foo.h>)\n",
         "#define HAS __has_include(<foo.h>)\n#if HAS\n",
+        "#define G <foo.h>\n#define H G\n#if __has_include(H)\n",
+        "#define IN(x) <x>\n#if __has_include(IN(foo.h))\n",
+        "#define TEXT(x) #x\n#define H TEXT(foo.h)\n#if __has_include(H)\n",
+        '#if __has_include("{}/include/foo.h")\n',
+        "#define HAS(x) __has_include(x)\n#define H <foo.h>\n#if HAS(H)\n",
+        "#if __has_include(<fo\\ \no.h>)\n",
+        "#\0if\0__has_include\0(<foo.h>)\n",
     ],
 )
 def test_a_header_comes_to_be_that_was_asked_for(text: str, tmp_path: Path, loader: Loader) -> None:
     source, include = directories(tmp_path, "source", "include")
     source /= "k.cpp"
-    source.write_text(text + ASKED)
+    source.write_text(text.replace("{}", str(tmp_path)) + ASKED)
     assert factor(loader, source, include_dirs=[include]) == 3
     (include / "foo.h").write_text("")
     check(loader, source, 4, include_dirs=[include])
+
+
+@pytest.mark.parametrize(
+    ("flag", "place"),
+    [
+        ("-DH=<foo.h>", "include"),
+        ('-DH="foo.h"', "source"),
+        ("@{}/flags", "include"),
+        ("-DHAS=__has_include(<foo.h>)", "include"),
+    ],
+)
+def test_a_header_comes_to_be_that_a_flag_names(
+    flag: str, place: str, tmp_path: Path, loader: Loader
+) -> None:
+    source, include = directories(tmp_path, "source", "include")
+    source /= "k.cpp"
+    source.write_text(f"#if {'HAS' if 'HAS' in flag else '__has_include(H)'}\n{ASKED}")
+    (tmp_path / "flags").write_text("'-DH=<foo.h>'\n")
+    given = {"include_dirs": [include], "cxx_flags": [flag.format(tmp_path)]}
+    assert factor(loader, source, **given) == 3
+    (tmp_path / place / "foo.h").write_text("")
+    check(loader, source, 4, **given)
+
+
+def test_nvcc_tells_the_macros_of_its_flags(tmp_path: Path, nvcc: None, loader: Loader) -> None:
+    source, include = directories(tmp_path, "source", "include")
+    source /= "k.cu"
+    source.write_text(f"#if __has_include(H)\n{ASKED}")
+    given = {"include_dirs": [include], "cuda_flags": ["-DH=<foo.h>"]}
+    assert factor(loader, source, **given) == 3
+    (include / "foo.h").write_text("")
+    check(loader, source, 4, **given)
+
+
+def test_a_directory_with_the_name_of_a_header_is_passed_over(
+    tmp_path: Path, loader: Loader
+) -> None:
+    first, second = directories(tmp_path, "first", "second")
+    (first / "foo.h").mkdir()
+    asks, includes = tmp_path / "asks.cpp", write(tmp_path / "includes.cpp")
+    asks.write_text(f"#if __has_include(<foo.h>)\n{ASKED}")
+    given = {"include_dirs": [first, second]}
+    assert factor(loader, asks, **given) == 3
+    write_factor(second / "foo.h", 3)
+    check(loader, asks, 4, **given)
+    assert factor(loader, includes, **given) == 3
+    (first / "foo.h").rmdir()
+    write_factor(first / "foo.h", 4)
+    check(loader, includes, 4, **given)
+
+
+def test_a_file_system_may_not_tell_cases_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then foo.h is found where a directory has FOO.H."""
+    roots, searched = Roots({"src0": str(tmp_path)}), [Searched(["src0/"], {"foo.h": 1})]
+    assert not visible_now(searched, roots).names
+    (tmp_path / "foo.h").write_text("")
+    monkeypatch.setattr(os, "listdir", lambda place: ["FOO.H"])
+    assert visible_now(searched, roots).names == ["src0/foo.h"]
+
+
+def test_what_embed_reads_is_searched_as_a_header(tmp_path: Path) -> None:
+    """GCC 15 and clang 19 have it."""
+    (place,) = directories(tmp_path, "place")
+    source = tmp_path / "k.cpp"
+    source.write_text("#if __has_embed(<a.bin> limit(1))\n#embed <b.bin> limit(1)\n#endif\n")
+    (place / "b.bin").write_bytes(b"b")
+    path = IncludePath((), (str(tmp_path), str(place)))
+    roots = Roots({"src0": str(tmp_path)})
+    (searched, _) = searched_by([Unit(str(source), (str(place / "b.bin"),), path)], roots)
+    assert searched.names == {"a.bin": 2, "b.bin": 1}
+
+
+def test_no_precompiled_header_is_taken(tmp_path: Path, loader: Loader) -> None:
+    """GCC takes it for a header that was edited since, and says of neither that it was read."""
+    source = tmp_path / "k.cpp"
+    source.write_text(f'#include "foo.h"\n{FACTOR}')
+    header = tmp_path / "foo.h"
+    write_factor(header, 2)
+    forms = ["-O2", "-fPIC", "-fno-gnu-unique", "-fno-canonical-system-headers", "-std=c++20"]
+    made = [*forms, "-x", "c++-header", str(header), "-o", f"{header}.gch"]
+    subprocess.run(["g++", *made], check=True)
+    for value in (3, 4):
+        write_factor(header, value)
+        check(loader, source, value)
 
 
 def test_a_next_header_comes_to_be_that_was_asked_for(tmp_path: Path, loader: Loader) -> None:
@@ -234,6 +338,50 @@ def test_an_edit_of_a_wrapper_of_nvcc_is_seen(
     check(loader, source, 4)
 
 
+def test_a_compiler_that_comes_first_is_found_by_a_live_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    first, second = directories(tmp_path, "first", "second")
+    source = tmp_path / "k.cpp"
+    source.write_text(FACTOR)
+    monkeypatch.setenv("PATH", f"{first}:{second}:{os.environ['PATH']}")
+    script(second / "g++", f'/usr/bin/env PATH={os.defpath} g++ -DFACTOR=3 "$@"')
+    trusted(loader, source, 3)
+    script(first / "g++", f'/usr/bin/env PATH={os.defpath} g++ -DFACTOR=4 "$@"')
+    check(loader, source, 4)
+
+
+def test_a_binding_that_comes_is_found_by_a_live_process(
+    tmp_path: Path, toolkit: Path, loader: Loader
+) -> None:
+    source = tmp_path / "k.cu"
+    source.write_text(
+        'extern "C" __attribute__((weak)) int four();\n'
+        'extern "C" int factor() { return four ? 4 : 3; }\n'
+    )
+    trusted(loader, source, 3)
+    (tmp_path / "bindings").mkdir()
+    (tmp_path / "bindings" / "k.cpp").write_text('extern "C" int four() { return 4; }\n')
+    check(loader, source, 4)
+
+
+@pytest.mark.parametrize("before", ["link", "nothing"])
+def test_a_toolkit_that_comes_first_is_found_by_a_live_process(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    source, home = write(tmp_path / "source" / "k.cu"), tmp_path / "home"
+    for value in (3, 4):
+        write_factor(write_toolkit(tmp_path / str(value)) / "include" / "foo.h", value)
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "3"))
+    if before == "link":
+        home.symlink_to(tmp_path / "3")
+    trusted(loader, source, 3)
+    (tmp_path / "new").symlink_to(tmp_path / "4")
+    (tmp_path / "new").rename(home)
+    check(loader, source, 4)
+
+
 def test_the_host_compiler_that_nvcc_is_given_is_known_by_its_contents(
     tmp_path: Path, nvcc: None, monkeypatch: pytest.MonkeyPatch, loader: Loader
 ) -> None:
@@ -244,6 +392,118 @@ def test_the_host_compiler_that_nvcc_is_given_is_known_by_its_contents(
     for value in (3, 4):
         script(compiler, f'g++ -DFACTOR={value} "$@"')
         check(loader, source, value)
+
+
+def test_what_nvcc_runs_is_known_by_its_contents(
+    tmp_path: Path, toolkit: Path, loader: Loader
+) -> None:
+    """Parts of it come from wheels of their own, and others may come under the same nvcc."""
+    nvcc = toolkit / "bin" / "nvcc"
+    here, runs = (f'echo "#\\$ {what}' for what in ("_HERE_", "g++"))
+    text = nvcc.read_text()
+    for variable in ("CICC_PATH", "NVVMIR_LIBRARY_DIR", "PATH"):
+        text = text.replace(here, f'echo "#\\$ {variable}=$root/nvvm:$PATH"\n  {here}')
+    text = text.replace("=$root/nvvm:$PATH", "=$root/nvvm", 2).replace(
+        runs, f"echo '#$ \"$CICC_PATH/cicc\" -O3'\n  {runs}"
+    )
+    nvcc.write_text(text)
+    (toolkit / "nvvm").mkdir()
+    parts = [toolkit / part for part in ("nvvm/cicc", "nvvm/libdevice.10.bc", "bin/nvcc.profile")]
+    for part in parts:
+        part.write_text("one")
+    source = tmp_path / "k.cu"
+    source.write_text(FACTOR.replace("FACTOR;", "3;"))
+    keys = {loader.get("k", [source]).key}
+    for part in parts:
+        part.write_text("another")
+        keys.add(loader.get("k", [source]).key)
+    assert len(keys) == 4
+
+
+SWITCHED = """extern "C" int three() { return 3; }
+extern "C" int four() { return 4; }
+asm(".globl factor\\n.ifdef FOUR\\n.set factor, four\\n.else\\n.set factor, three\\n.endif");
+"""
+
+
+@pytest.mark.parametrize("way", ["COMPILER_PATH", "-B"])
+def test_what_the_compiler_runs_is_known_by_its_contents(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    """An assembler that was not there before, and another one."""
+    first, second = directories(tmp_path, "first", "second")
+    source = tmp_path / "k.cpp"
+    source.write_text(SWITCHED)
+    flags = []
+    if way == "-B":
+        flags = [f"-B{first}", f"-B{second}"]
+    else:
+        monkeypatch.setenv(way, f"{first}:{second}")
+    for value, place, more in ((3, second, ""), (4, second, " --defsym FOUR=1"), (3, first, "")):
+        script(place / "as", f'as{more} "$@"')
+        check(loader, source, value, cxx_flags=flags)
+
+
+def test_what_specs_include_is_known_by_its_contents(tmp_path: Path, loader: Loader) -> None:
+    source = tmp_path / "k.cpp"
+    source.write_text(FACTOR)
+    (tmp_path / "outer").write_text(f"%include <{tmp_path}/inner>\n")
+    for value in (3, 4):
+        (tmp_path / "inner").write_text(f"*cpp:\n+ -DFACTOR={value}\n")
+        check(loader, source, value, cxx_flags=[f"-specs={tmp_path}/outer"])
+
+
+def test_a_compiler_that_nvcc_finds_on_path_is_known_by_its_contents(
+    tmp_path: Path, nvcc: None, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    source = tmp_path / "k.cu"
+    source.write_text(FACTOR)
+    monkeypatch.setenv("NVCC_CCBIN", "other-g++")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    for value in (3, 4):
+        script(tmp_path / "bin" / "other-g++", f'g++ -DFACTOR={value} "$@"')
+        check(loader, source, value)
+
+
+def test_the_date_that_a_variable_sets_belongs_to_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    source = tmp_path / "k.cpp"
+    source.write_text("extern \"C\" int factor() { return __DATE__[5] - '0'; }\n")
+    for day in (3, 4):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", f"{86400 * (day - 1)}")
+        check(loader, source, day)
+
+
+@pytest.mark.parametrize("way", ["flag", "response file", "CXX"])
+def test_what_is_compiled_for_this_processor_is_not_for_another(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    """As in a home directory that machines share."""
+    source, file = write(tmp_path / "k.cpp"), tmp_path / "file"
+    file.write_text("-march=native")
+    flags = {"flag": ["-mtune=native"], "response file": [f"@{file}"]}.get(way, [])
+    if way == "CXX":
+        monkeypatch.setenv("CXX", "g++ -march=native")
+    keys = set()
+    for cpu in ("one", "another"):
+        monkeypatch.setattr(plan_module, "_this_cpu", lambda cpu=cpu: cpu)
+        request = Request("k", (source,), cxx_flags=tuple(flags))
+        keys.add(loader.plan(loader.look_up(request)).level1)
+    assert len(keys) == 2
+
+
+def test_a_compiler_that_does_not_say_where_it_searches_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    source = tmp_path / "k.cpp"
+    source.write_text(FACTOR.replace("FACTOR;", "3;"))
+    mute = tmp_path / "g++"
+    mute.write_text('#!/bin/sh\ncase "$*" in *"-E -v -x c++"*) exit 1;; esac\nexec g++ "$@"\n')
+    mute.chmod(0o755)
+    monkeypatch.setenv("CXX", str(mute))
+    with pytest.raises(CompileError, match="does not say where it searches for headers, as GCC"):
+        loader.get("k", [source])
 
 
 @pytest.mark.parametrize("name", ["INCLUDES", "SYSTEM_INCLUDES"])
@@ -264,20 +524,33 @@ def linked(source: Path, first: Path, second: Path) -> Callable[[int], None]:
     return lambda value: archive(first, value) and None
 
 
-def test_what_a_thin_archive_and_a_script_of_the_linker_name_is_known_by_its_contents(
-    tmp_path: Path, loader: Loader
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-L{}/place", "-lscript"],
+        ["-L{}/place", "-lthin"],
+        ["-Wl,{}/place/libthin.a"],
+        ["-L{}/place", "-L{}/part", "-Wl,--library=names"],
+        ["-L{}/place", "-Wl,-T,{}/place/first.ld"],
+        ["-Xlinker", "--library-path", "-Xlinker", "{}/part", "-Xlinker", "--library=part"],
+    ],
+)
+def test_what_the_linker_reads_is_known_by_its_contents(
+    flags: list[str], tmp_path: Path, loader: Loader
 ) -> None:
     source = tmp_path / "k.cpp"
     source.write_text('extern "C" int part();\nextern "C" int factor() { return part(); }\n')
     (place,) = directories(tmp_path, "place")
-    (place / "libscript.so").write_text(f"INPUT({tmp_path}/part/libpart.a)\n")
-    thin = place / "libthin.a"
     archive(tmp_path / "part", 3)
-    subprocess.run(["ar", "rcsT", thin, tmp_path / "part" / "part.o"], check=True)
+    (place / "libscript.so").write_text(f"INPUT({tmp_path}/part/libpart.a)\n")
+    (place / "libnames.so").write_text("INPUT(-lpart)\n")
+    (place / "first.ld").write_text("INCLUDE second.ld\nINSERT AFTER .text;\n")
+    (place / "second.ld").write_text(f"INPUT({tmp_path}/part/libpart.a)\n")
+    thin = [str(place / "libthin.a"), str(tmp_path / "part" / "part.o")]
+    subprocess.run(["ar", "rcsT", *thin], check=True)
     for value in (3, 4):
         archive(tmp_path / "part", value)
-        for name in ("script", "thin"):
-            check(loader, source, value, cxx_flags=[f"-L{place}", f"-l{name}"])
+        check(loader, source, value, cxx_flags=[flag.format(tmp_path) for flag in flags])
 
 
 def assembled(source: Path, first: Path, second: Path) -> Callable[[int], None]:

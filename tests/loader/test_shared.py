@@ -118,6 +118,25 @@ def test_an_edit_of_what_it_read_reaches_every_module(shared: Shared, edited: st
     assert shared.compiled.count("base.cpp") == 2
 
 
+@pytest.mark.parametrize("way", ["response file", "launcher"])
+def test_an_edit_of_what_its_command_runs_or_reads_reaches_every_module(
+    way: str, shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is of the words in a command that is the same as before."""
+    base = shared.kernels / "bindings" / "base.cpp"
+    base.write_text("int shared_factor() { return FACTOR; }\n")
+    file, flags = shared.folder / "file", []
+    if way == "launcher":
+        monkeypatch.setenv("JITQUANT_NVCC_LAUNCHER", str(file))
+    else:
+        flags = [f"@{file}"]
+    for value in (3, 4):
+        file.write_text(f"-DFACTOR={value}" if flags else f'#!/bin/sh\n"$@" -DFACTOR={value}\n')
+        file.chmod(0o755)
+        module = shared.new_loader().get("one", ["one.cpp"], cxx_flags=flags)
+        assert module.library.factor() == value
+
+
 @pytest.mark.parametrize("place", ["a", "b"])
 def test_an_edit_between_two_builds_reaches_the_second(shared: Shared, place: str) -> None:
     assert shared.factor("one") == 3

@@ -178,24 +178,20 @@ def test_answers_are_kept_until_the_compiler_changes(
     assert find_nvcc(Memo(kept), env)[0].version == "13.9.999"
 
 
-@pytest.mark.parametrize("part", ["nvvm/cicc", "nvvm/libdevice.10.bc", "bin/nvcc.profile"])
-def test_the_compiler_of_device_code_belongs_to_the_key(
-    part: str, tmp_path: Path, toolkit: Path, loader: Loader
+def test_a_part_of_a_toolkit_that_comes_or_goes_is_found(
+    nowhere: dict[str, str], tmp_path: Path
 ) -> None:
-    """It comes from a wheel of its own, and another one may come under the same nvcc."""
-    nvcc = toolkit / "bin" / "nvcc"
-    text = nvcc.read_text()
-    here = 'echo "#\\$ _HERE_'
-    for variable in ("CICC_PATH", "NVVMIR_LIBRARY_DIR"):
-        text = text.replace(here, f'echo "#\\$ {variable}=$root/nvvm"\n  {here}')
-    nvcc.write_text(text)
-    (toolkit / "nvvm").mkdir()
-    request = Request("toy", (write_toy(tmp_path / "source"),))
-    keys = set()
-    for content in ("one", "another"):
-        (toolkit / part).write_text(content)
-        keys.add(loader.plan(loader.look_up(request)).level1)
-    assert len(keys) == 2
+    """As by pip: nvcc is the same as before."""
+    nvcc = fake_nvcc(tmp_path / "toolkit")
+    toolkit, env, memo = nvcc.parents[1], {"PATH": "", "CUDA_HOME": str(nvcc.parents[1])}, Memo()
+    says = f'echo \'#$ SYSTEM_INCLUDES="-isystem" "{toolkit}/cccl"\''
+    nvcc.write_text(nvcc.read_text().replace("--dryrun) ", f"--dryrun) {says};"))
+    before, _ = find_nvcc(memo, env)
+    (toolkit / "cccl").mkdir()
+    (toolkit / "lib64" / "libcudart_static.a").rename(toolkit / "lib64" / "libcudart.so.13")
+    after, _ = find_nvcc(memo, env)
+    assert {*after.include_dirs} - {*before.include_dirs} == {str(toolkit / "cccl")}
+    assert (before.cudart_name, after.cudart_name) == ("libcudart_static.a", "libcudart.so.13")
 
 
 def test_host_compiler(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jitquant.loader import Loader
-from jitquant.loader.request.sources import scan_includes
+from jitquant.loader.request.scan import scan_includes
 
 BODY = """
 #include <torch/extension.h>
@@ -51,24 +51,22 @@ def test_pybind_and_torch_library_in_a_kernel(
 
 
 @pytest.mark.parametrize(
-    ("line", "torch_headers", "python_headers"),
+    ("line", "torch_headers"),
     [
-        ("#include <torch/extension.h>", True, True),
-        ("#include <ATen/ATen.h>", True, False),
-        ("  #  include  <c10/util/Half.h>", True, False),
-        ("#include <pybind11/pybind11.h>", True, True),
-        ("#include <Python.h>", True, True),
-        ("#include <torch/csrc/stable/library.h>", False, False),
-        ("#include <torch/headeronly/util/Half.h>", False, False),
-        ("#include <torch/csrc/inductor/aoti_torch/c/shim.h>", False, False),
-        ("#include <cuda_fp8.h>", False, False),
-        ("// #include <torch/extension.h>", False, False),
+        ("#include <torch/extension.h>", True),
+        ("#include <ATen/ATen.h>", True),
+        ("  #  include  <c10/util/Half.h>", True),
+        ("#include <pybind11/pybind11.h>", True),
+        ("#include <Python.h>", True),
+        ("#include <torch/csrc/stable/library.h>", False),
+        ("#include <torch/headeronly/util/Half.h>", False),
+        ("#include <torch/csrc/inductor/aoti_torch/c/shim.h>", False),
+        ("#include <cuda_fp8.h>", False),
+        ("// #include <torch/extension.h>", False),
     ],
 )
-def test_which_includes_are_torchs(
-    tmp_path: Path, line: str, torch_headers: bool, python_headers: bool
-) -> None:
+def test_which_includes_are_torchs(tmp_path: Path, line: str, torch_headers: bool) -> None:
     (tmp_path / "k.cu").write_text('#include "k.cuh"\n')
     (tmp_path / "k.cuh").write_text(line + "\n")
     scan = scan_includes(str(tmp_path / "k.cu"), [])
-    assert (scan.torch, scan.python) == (torch_headers, python_headers)
+    assert scan.torch == torch_headers

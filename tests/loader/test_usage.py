@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jitquant.loader.compile.usage import KernelUsage, demangle, occupancy, split_usage, usage_from
+from jitquant.loader.compile.usage import KernelUsage, occupancy, split_usage, usage_from
 from jitquant.loader.errors import LoaderError
+from jitquant.loader.machine.symbols import demangle
 from jitquant.loader.machine.toolchain import Memo, find_host_compiler, find_nvcc
 from jitquant.loader.tools.inspect import find_tool
 

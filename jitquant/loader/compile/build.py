@@ -11,7 +11,7 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -21,16 +21,24 @@ from typing import TypeVar
 from ..diagnostics import compile_error, parse
 from ..errors import CompileError
 from ..machine.processes import Command, Finished, run_side_by_side
+from ..machine.torch_install import torch_install
 from ..request import includes
 from ..request.exports import unusable_export
 from ..request.key import digest_of
-from ..request.named import libraries_of, named_by
+from ..request.named import library_places, named_by, thin_members
 from ..request.plan import Plan, all_flags
 from ..request.sources import CUDA_SUFFIXES, FileHasher
 from .abi import links_stable
-from .commands import TARGET_MACRO, Unit, compiler_environment, linker_flags, make_units
+from .commands import (
+    LINKED,
+    TARGET_MACRO,
+    Unit,
+    compiler_environment,
+    linker_flags,
+    make_units,
+)
 from .listing import compile_units, read_by
-from .search import ask, include_path
+from .search import files_in, include_path
 from .shared import Compiled, SharedObjects
 from .trial import Trial, link_and_try
 from .usage import KernelUsage, split_usage
@@ -45,8 +53,7 @@ _EXPORTED = re.compile(rb"\0jitquant_export_(\w+)(?=\0)")
 class Built:
     """A linked library, the files and directories that the compilers read, and their output.
 
-    ``linked`` are the archives linked into it and other files that flags name, ``searched`` the
-    linker's search directories.
+    ``linked`` is what the linker has read, and ``searched`` where it searched for that.
 
     ``steps`` are the seconds of each command; the compilers run in parallel. ``stable`` is whether
     it uses torch only through its stable ABI.
@@ -86,8 +93,22 @@ def build(
     units = make_units(plan, extension, staging, jobs)
     own = [unit for unit in units if not unit.shared]
     env = compiler_environment()
+    named = named_by([*plan.host.flags, *all_flags(plan.request, env)])
+
+    def path_of(unit: Unit) -> includes.IncludePath:
+        argv = unit.direct.argv
+        path = include_path(argv, unit.source, is_nvcc=unit.is_cuda, env=env, cwd=staging)
+        if path is None:
+            raise CompileError(
+                f"module {plan.name!r}: {argv[0]} does not say where it searches for headers"
+                f"{' (--dryrun)' if unit.is_cuda else ''}, as GCC and clang do with -v, so a new "
+                "header that comes first would go unseen. Set CXX or CUDA_HOME to another "
+                "compiler, or have its wrapper pass on all arguments."
+            )
+        return path._replace(tools=(*path.tools, *named.files))
+
     prepare = _in_background(_import_torch_extension_tools)
-    paths = _in_background(lambda: [_include_path(unit, env, staging) for unit in own])
+    paths = _in_background(lambda: [path_of(unit) for unit in own])
 
     def run(
         commands: Sequence[Command],
@@ -111,7 +132,7 @@ def build(
         """The object of ``unit``, compiled here unless a build before this one has done so."""
 
         def compile_it() -> Compiled:
-            path = _in_background(lambda: _include_path(unit, env, staging))
+            path = _in_background(lambda: path_of(unit))
             tick = lambda labels: begun.set() if labels else None  # noqa: E731
             done = compile_units(
                 plan, [unit], staging, hasher, partial(run, tick=tick, after=after)
@@ -119,7 +140,8 @@ def build(
             read = (unit.source, *read_by(unit, staging, plan.roots))
             return Compiled(includes.Unit(unit.source, read, path.result()), done[-1])
 
-        inputs = [plan.inputs[key] for key in ("host_compiler", "environment", "torch", "machine")]
+        keys = ("host_compiler", "launcher", "environment", "torch", "machine")
+        inputs = [plan.inputs.get(key) for key in keys]
         name = f"{digest_of([unit.command.argv, *inputs])[:32]}.o"
         try:
             return shared.get(kept / name, staging / unit.output, plan.roots, compile_it)
@@ -135,7 +157,14 @@ def build(
         _in_background(partial(compile_shared, unit, begun[i], begun[:i]))
         for i, unit in enumerate(longest_first)
     ]
-    finished = compile_units(plan, own, staging, hasher, partial(run, tick=on_tick, after=begun))
+    finished = compile_units(
+        plan,
+        own,
+        staging,
+        hasher,
+        partial(run, tick=on_tick, after=begun),
+        lambda: [tool for path in paths.result() for tool in path.tools],
+    )
     read: list[includes.Unit] = []
     if all(item.returncode == 0 for item in finished):
         for compiled in (waiting.result() for waiting in with_others):
@@ -200,7 +229,9 @@ def build(
         and not any(TARGET_MACRO in flag for flag in (*request.cuda_flags, *request.cxx_flags))
         and links_stable(library)
     )
-    linked, searched = _linked(plan, env)
+    places = [*library_places(named.words), *env.get("LIBRARY_PATH", "").split(os.pathsep)]
+    places += [place for path in paths.result() for place in path.tool_places]
+    linked, searched = _linked(plan, staging, list(dict.fromkeys(places)))
     return Built(
         library, tuple(read), linked, searched, trial, tuple(steps), tuple(kernels), stable
     )
@@ -220,23 +251,23 @@ def _in_background(call: Callable[[], _T]) -> Future[_T]:
     return future
 
 
-def _include_path(unit: Unit, env: Mapping[str, str], staging: Path) -> includes.IncludePath:
-    return include_path(unit.direct.argv, unit.source, is_nvcc=unit.is_cuda, env=env, cwd=staging)
-
-
 def _linked(
-    plan: Plan, env: Mapping[str, str]
+    plan: Plan, staging: Path, places: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[includes.Searched, ...]]:
-    """Files that no depfile lists, and where the linker looked for libraries."""
-    named = named_by([*plan.host.flags, *all_flags(plan.request, env)])
-
-    def find(name: str) -> str:
-        return ask([*plan.host.command, f"-print-file-name={name}"], env).strip()
-
-    last = [d for d in env.get("LIBRARY_PATH", "").split(os.pathsep) if os.path.isabs(d)]
-    archives, searched = libraries_of(named.words, last, find, plan.roots.place)
-    cudart = [plan.nvcc.cudart] if plan.nvcc and plan.nvcc.cudart.endswith(".a") else []
-    return (*cudart, *named.files, *archives), tuple(searched)
+    """What the linker read, except for torch's libraries, and where it searched in ``places``."""
+    listed = [plan.nvcc.cudart] if plan.nvcc and plan.nvcc.cudart.endswith(".a") else []
+    if not (staging / LINKED).exists():
+        return tuple(listed), ()
+    text = (staging / LINKED).read_text(errors="surrogateescape")
+    listed += re.findall(r"^ +(\S.*?)(?: \\)?$", text, re.MULTILINE)
+    elsewhere = (os.path.join(staging, ""), os.path.join(torch_install().library_dir, ""))
+    found = files_in([str(staging), *places], dict.fromkeys(listed))
+    read = [path for path in found if not path.startswith(elsewhere)]
+    read += [member for path in read for member in thin_members(path)]
+    names = {os.path.basename(path) for path in read}
+    names |= {os.path.splitext(name)[0] + suffix for name in names for suffix in (".a", ".so")}
+    named = [plan.roots.place(place) for place in places if os.path.isabs(place)]
+    return tuple(read), (includes.Searched(named, dict.fromkeys(sorted(names), len(named))),)
 
 
 def _refuse_hidden_exports(plan: Plan, source: str, compiled: Path) -> None:

@@ -18,7 +18,8 @@ from ..report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten
 from ..request.includes import listings, removed_since
 from ..request.key import digest_of
 from ..request.plan import Plan
-from ..request.sources import CUDA_SUFFIXES, FileHasher, scan_includes
+from ..request.scan import scan_includes
+from ..request.sources import CUDA_SUFFIXES, FileHasher
 from ..settings import setting, unknown_settings
 from ..store.cache import Cache, Published
 from ..store.changes import what_changed

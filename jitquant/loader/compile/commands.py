@@ -13,7 +13,8 @@ from ..machine.processes import Command, default_jobs
 from ..machine.toolchain import cudart_flags, cxx_runtime_flags
 from ..machine.torch_install import OLDEST_TORCH, torch_install
 from ..request.plan import Plan, python_include_dir, wheel_include_dirs
-from ..request.sources import CUDA_SUFFIXES, IncludeScan, scan_includes
+from ..request.scan import IncludeScan, scan_includes
+from ..request.sources import CUDA_SUFFIXES
 
 #: The release of torch whose stable ABI is compiled against: 2.11.
 STABLE_TARGET = f"0x{OLDEST_TORCH[0]:02x}{OLDEST_TORCH[1]:02x}000000000000"
@@ -28,6 +29,11 @@ KEPT = ".kept"
 TARGET_MACRO = "TORCH_TARGET_VERSION"
 #: What only nvcc's host compiler includes, for the code that nvcc generates.
 _LATE = ("crt/host_runtime.h", "crt/func_macro.h", "math_constants.h", "fatbinary_section.h")
+#: Included first, since GCC takes a precompiled header for the first include alone. It takes one
+#: that is older than its header too, and its depfile names neither.
+FIRST = "jitquant_first.h"
+#: Where the linker lists what it reads, if flags or variables can add something to that.
+LINKED = "linked.d"
 _LINKER_FLAGS = ("-l", "-L", "-Wl,", "-Xlinker")
 
 
@@ -89,6 +95,7 @@ def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = Non
     builds at most ``jobs`` at once.
     """
     units: list[Unit] = []
+    (staging / FIRST).touch()
     generated = [str(staging / binding.file_name) for binding in plan.bindings]
     for binding, path in zip(plan.bindings, generated, strict=True):
         Path(path).write_text(binding.text(binding.source))
@@ -197,7 +204,8 @@ def _cuda_options(plan: Plan, extension: str, stem: str, scan: IncludeScan, jobs
 
 def _cxx_options(plan: Plan, extension: str | None, stem: str, scan: IncludeScan) -> list[str]:
     flags, _ = _divided(plan.request.cxx_flags)
-    argv = [f"-Wa,--MD,{stem}.as.d"] if names_incbins(plan) else []
+    argv = [f"-include{FIRST}"]
+    argv += [f"-Wa,--MD,{stem}.as.d"] if names_incbins(plan) else []
     argv += [*(["-O0", "-g"] if plan.debug else ["-O2"]), *_host_flags(plan)]
     if extension is not None:
         argv.append(f"-DTORCH_EXTENSION_NAME={extension}")
@@ -246,6 +254,8 @@ def compiler_environment() -> dict[str, str]:
 def linker_flags(plan: Plan, units: list[Unit]) -> list[str]:
     """What to link besides torch's own libraries."""
     flags = [*plan.host.flags, *_divided(plan.request.cxx_flags)[1]]
+    if flags or os.environ.get("LIBRARY_PATH"):
+        flags.append(f"-Wl,--dependency-file={LINKED}")
     if torch_install().cuda and any(unit.scan.torch for unit in units):
         flags += ["-lc10_cuda", "-ltorch_cuda"]
     if plan.nvcc is not None:

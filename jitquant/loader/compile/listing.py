@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ..request.plan import Plan
 from ..request.sources import FileHasher, Roots, is_own, parse_depfile
 from .commands import Unit
 
+_ASSEMBLED = re.compile(rb"\.incbin|\.include(?=\s*\\\")")
 _LISTS = ("d", "all.d", "host.d", "as.d")
 
 
@@ -23,14 +25,15 @@ def compile_units(
     staging: Path,
     hasher: FileHasher,
     run: Callable[[Sequence[Command]], list[Finished]],
+    tools: Callable[[], Iterable[str]] = tuple,
 ) -> list[Finished]:
     """Compile ``units`` with ``run``, which stops at the first failure, its last item.
 
     A launcher restores an object without the lists of nvcc's host compiler and of the assembler,
     and may miss an edit: ccache that of a header that only the host half of a ``.cu`` includes,
-    sccache that of a file that ``.incbin`` reads. So what nvcc reads is listed first, and its
-    digest is a part of the command. A unit with ``.incbin`` that was restored is compiled again
-    without the launcher.
+    sccache that of a file that ``.incbin`` reads. So what nvcc reads is listed first, and a digest
+    of that and of what nvcc runs (``tools``) is a part of the command. A unit with ``.incbin`` that
+    was restored is compiled again without the launcher.
 
     Raises:
         CompileError: what the compilers read is not known.
@@ -39,7 +42,7 @@ def compile_units(
     ahead = run([unit.listing for unit in listed]) if listed else []
     if ahead and ahead[-1].returncode != 0:
         return ahead
-    units = [_with_digest(unit, plan, staging, hasher) for unit in units]
+    units = [_with_digest(unit, plan, staging, hasher, tools) for unit in units]
     finished = run([unit.command for unit in units])
     if finished[-1].returncode != 0:
         return finished
@@ -56,11 +59,17 @@ def compile_units(
     return finished
 
 
-def _with_digest(unit: Unit, plan: Plan, staging: Path, hasher: FileHasher) -> Unit:
+def _with_digest(
+    unit: Unit,
+    plan: Plan,
+    staging: Path,
+    hasher: FileHasher,
+    tools: Callable[[], Iterable[str]],
+) -> Unit:
     """``unit``, with the contents of what was listed as a macro that nothing reads."""
     if not unit.is_listed:
         return unit
-    read = read_by(unit, staging, plan.roots)
+    read = (*read_by(unit, staging, plan.roots), *tools())
     states = {plan.roots.name(path): hasher.state(path) for path in read}
     digest = digest_of([[name, state and state.digest] for name, state in sorted(states.items())])
     return replace(unit, options=(*unit.options, f"-DJITQUANT_READ_{digest[:16]}"))
@@ -103,10 +112,10 @@ def _unknown(unit: Unit, plan: Plan, staging: Path) -> str:
     for path in (unit.source, *read_by(unit, staging, plan.roots)):
         if plan.roots.name(path).startswith("=") or not os.path.exists(path):
             continue
-        if b".incbin" in Path(path).read_bytes():
+        if used := _ASSEMBLED.search(Path(path).read_bytes()):
             return (
-                f"{path} uses .incbin, and the assembler of {plan.host.program} does not say which "
-                "files it reads, so an edit of one would go unseen. Compile with g++ and without "
-                "what wraps nvcc, or put the bytes into a header."
+                f"{path} uses {used[0].decode()}, and the assembler of {plan.host.program} does "
+                "not say which files it reads, so an edit of one would go unseen. Compile with g++ "
+                "and without what wraps nvcc, or put the bytes into a header."
             )
     return ""

@@ -34,7 +34,9 @@ def describe(
         FileNotFoundError: a header disappeared while it was being compiled.
     """
     headers: dict[str, str] = {}
-    read = dict.fromkeys([path for unit in built.units for path in unit.read] + [*built.linked])
+    read = dict.fromkeys(
+        [path for unit in built.units for path in (*unit.read, *unit.path.tools)] + [*built.linked]
+    )
     callers = {path for unit in built.units for path in _named_by_path(unit, plan.roots)}
     for path in read:
         state = hasher.state(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +62,7 @@ class SharedObjects:
         self, kept: Path, output: Path, roots: Roots, unit: includes.Unit, moment: int
     ) -> None:
         """Keep the object, unless a file was changed while it was compiled."""
-        states = {path: self._hasher.state(path) for path in unit.read}
+        states = {path: self._hasher.state(path) for path in (*unit.read, *unit.path.tools)}
         searched = includes.searched_by([unit], roots)
         visible = includes.visible_now(searched, roots)
         content = output.read_bytes()
@@ -102,4 +103,6 @@ class SharedObjects:
         except (OSError, ValueError, TypeError, KeyError):
             return None
         output.write_bytes(content)
+        with contextlib.suppress(OSError):
+            os.utime(kept)  # it is in use
         return unit

@@ -5,10 +5,11 @@ The assembler reports the first three while it compiles; they are stored with th
 
 from __future__ import annotations
 
-import ctypes
 import re
 from dataclasses import dataclass
 from typing import Any
+
+from ..machine.symbols import demangle
 
 _ENTRY = re.compile(r"^ptxas info\s*: Compiling entry function '(\S+)' for 'sm_(\w+)'$")
 _OF = re.compile(r"^ptxas info\s*: Function properties for (\S+)$")
@@ -161,23 +162,3 @@ def occupancy(usage: KernelUsage, threads: int, dynamic_shared: int = 0) -> Occu
 
 def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
-
-
-def demangle(symbol: str) -> str:
-    """A C++ symbol demangled; the symbol itself if it cannot be demangled."""
-    try:
-        runtime, libc = ctypes.CDLL("libstdc++.so.6"), ctypes.CDLL(None)
-        convert = runtime.__cxa_demangle
-    except (OSError, AttributeError):
-        return symbol
-    convert.restype = ctypes.c_void_p
-    convert.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    found = convert(symbol.encode(), None, None, None)
-    if not found:
-        return symbol
-    try:
-        return ctypes.string_at(found).decode(errors="replace")
-    finally:
-        libc.free.argtypes = (ctypes.c_void_p,)
-        libc.free.restype = None
-        libc.free(found)

@@ -42,9 +42,8 @@ class Nvcc(NamedTuple):
 
     ``command`` is what is run: a wrapper if one was found (a script with its own flags, or ccache
     named nvcc), whose digest is ``wrapper`` then; otherwise the binary. ``keeps_objects`` is
-    whether the wrapper is or runs ccache or sccache. ``cicc`` is the digest of the program that
-    compiles device code, which comes from a wheel of its own and does not tell its version, of its
-    library and of nvcc.profile.
+    whether the wrapper is or runs ccache or sccache. ``looked_at`` are the paths where it was
+    looked for, its own last.
     """
 
     path: str
@@ -55,8 +54,8 @@ class Nvcc(NamedTuple):
     include_dirs: tuple[str, ...]
     cudart: str
     archs: tuple[int, ...]
-    cicc: str = ""
     keeps_objects: bool = False
+    looked_at: tuple[str, ...] = ()
 
     @property
     def cudart_name(self) -> str:
@@ -244,7 +243,7 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
-        answer = memo.get(f"nvcc 11 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        answer = memo.get(f"nvcc 12 {os.path.abspath(path)}", partial(_probe_nvcc, path))
         if "failed" not in answer and not answer["cudart"]:
             answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
@@ -260,7 +259,6 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
             include_dirs=tuple(answer["include_dirs"]),
             cudart=answer["cudart"],
             archs=tuple(answer["archs"]),
-            cicc=answer["cicc"],
             keeps_objects=answer["keeps_objects"],
         )
         yield Candidate(path, origin, True, nvcc)
@@ -276,9 +274,11 @@ def find_nvcc(memo: Memo, env: Mapping[str, str] | None = None) -> tuple[Nvcc, t
     """
     tried: list[str] = []
     notes: list[str] = []
+    paths: list[str] = []
     for candidate in examine_nvccs(memo, env):
+        paths.append(candidate.path)
         if candidate.nvcc is not None:
-            return candidate.nvcc, tuple(notes)
+            return candidate.nvcc._replace(looked_at=tuple(paths)), tuple(notes)
         tried.append(f"{candidate.origin}: {candidate.why_not}")
         if candidate.exists:
             notes.append(f"{candidate.path} ({candidate.origin}) does not work")
@@ -306,14 +306,12 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
     if here and os.path.isfile(os.path.join(here.group(1).strip(), "nvcc")):
         binary = os.path.realpath(os.path.join(here.group(1).strip(), "nvcc"))
     root = os.path.dirname(os.path.dirname(binary))
-    includes = _existing(
+    includes = [
         *re.findall(r'"-I([^"]+)"', dry),
         os.path.join(root, "include"),
         *re.findall(r'"-isystem" "([^"]+)"', dry),
-    )
-    libs = _existing(
-        *re.findall(r'"-L([^"]+)"', dry), os.path.join(root, "lib64"), os.path.join(root, "lib")
-    )
+    ]
+    libs = [*re.findall(r'"-L([^"]+)"', dry), *(os.path.join(root, d) for d in ("lib64", "lib"))]
     archs = sorted({int(n) for n in re.findall(r"compute_(\d+)", _ask([path, "--list-gpu-arch"]))})
     assembler = os.path.join(os.path.dirname(binary), "ptxas")
     ptxas = re.search(r"\bV(\d+\.\d+\.\d+)", _ask([assembler, "--version"]))
@@ -322,25 +320,18 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
         version += f" (ptxas {ptxas.group(1)})"
     wrapped = os.path.realpath(path) != binary
     wrapper = Path(path).read_bytes() if wrapped else b""
-    inner = [os.path.join(os.path.dirname(binary), "nvcc.profile")]
-    for said, name in (("CICC_PATH=", "cicc"), ("NVVMIR_LIBRARY_DIR=", "libdevice.10.bc")):
-        place = re.search(rf"^#\$ {said}(.*)$", dry, re.MULTILINE)
-        inner += [os.path.join(place.group(1).strip(), name)] if place else []
-    contents = hashlib.sha256()
-    for part in filter(os.path.isfile, inner):
-        contents.update(hashlib.sha256(Path(part).read_bytes()).digest())
     answer = {
         "path": binary,
         "command": os.path.abspath(path) if wrapped else binary,
         "wrapper": hashlib.sha256(wrapper).hexdigest() if wrapped else "",
         "keeps_objects": b"ccache" in wrapper,
-        "cicc": contents.hexdigest(),
         "version": version,
-        "include_dirs": includes,
-        "cudart": _find_cudart([d for d in libs if not d.endswith("/stubs")]),
+        "include_dirs": _existing(*includes),
+        "cudart": _find_cudart([d for d in _existing(*libs) if not d.endswith("/stubs")]),
         "archs": archs,
     }
-    return answer, [path, binary, assembler, *inner]
+    profile = os.path.join(os.path.dirname(binary), "nvcc.profile")
+    return answer, [path, binary, assembler, profile, *includes, *libs]
 
 
 def _existing(*paths: str) -> list[str]:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ..diagnostics import compile_error
 from ..errors import CaptureError, FrozenError, LoaderError
-from ..request.includes import includes_macro, may_be_read
 from ..request.key import digest_of
 from ..request.plan import Request, Wanted
+from ..request.scan import may_be_read
 from ..request.sources import CUDA_SUFFIXES
 from .compiler import Cubin, NvrtcFailure, compile_cubin
 from .device_module import DeviceModule
@@ -130,12 +130,7 @@ class _Unit:
             *flags,
         )
         directories = _DIRECTORY.findall("\0".join(["", *self.options]))
-        texts = may_be_read(self.source, directories)
-        for path, text in texts.items():
-            if includes_macro(text):
-                raise ValueError(
-                    f"backend='nvrtc': {path} includes what a macro names; name a file."
-                )
+        texts = may_be_read(self.source, directories, flags)
         self.text = texts[self.source]
         digests = {path: hashlib.sha256(text).hexdigest() for path, text in texts.items()}
         self.key = digest_of([request.name, self.options, digests])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import LoaderError, NvrtcNotFoundError, extra
+from ..machine.symbols import demangle
 
 _CCCL = (
     "array atomic bit climits concepts cstddef cstdint cstdlib cstring functional "
@@ -108,15 +109,8 @@ def parameters_of(ptx: str) -> dict[str, tuple[Parameter, ...]]:
 
 def plain_name(symbol: str) -> str | None:
     """The qualified name of a kernel's symbol; ``None`` for an instance of a template."""
-    head = re.match(r"_ZN?", symbol)
-    if head is None:
-        return symbol  # extern "C"
-    at, parts = head.end(), []
-    while found := re.compile(r"L?(\d+)").match(symbol, at):
-        at = found.end() + int(found[1])
-        parts.append(symbol[found.end() : at])
-    named = [part for part in parts if not part.startswith("_GLOBAL__N_")]
-    return None if symbol[at : at + 1] == "I" else "::".join(named)
+    name = demangle(symbol).replace("(anonymous namespace)::", "").partition("(")[0]
+    return None if "<" in name else name
 
 
 def _bindings() -> Any:

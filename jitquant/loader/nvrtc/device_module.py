@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
-import tempfile
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -67,24 +67,17 @@ class DeviceKernel:
                 f"kernel {self.name!r}: give kernel[grid, block], with the bytes of shared memory "
                 f"and a stream after them if need be, not {configuration!r}."
             )
-        triples: list[tuple[int, ...]] = []
-        for value in configuration[:2]:
-            size = tuple(value) if isinstance(value, Sequence) else (value,)
+        grid, block = (v if isinstance(v, Sequence) else (v,) for v in configuration[:2])
+        for size in (grid, block):
             if not 1 <= len(size) <= 3 or not all(type(n) is int and n > 0 for n in size):
                 raise ValueError(
                     f"kernel {self.name!r}: a grid and a block are positive integers or tuples of "
                     f"up to three, not {size!r}."
                 )
-            triples.append((*size, 1, 1)[:3])
-        shape = Shape(triples[0], triples[1], *configuration[2:])
+        shape = Shape((*grid, 1, 1)[:3], (*block, 1, 1)[:3], *configuration[2:])
+        return functools.partial(self._start, shape)
 
-        def launch(*arguments: Any) -> None:
-            values = self._values(arguments)
-            (self._launch or make_launch())(self._cubin, self.symbol, shape, values)
-
-        return launch
-
-    def _values(self, arguments: Sequence[Any]) -> Values:
+    def _start(self, shape: Shape, *arguments: Any) -> None:
         if len(arguments) != len(self.parameters):
             raise TypeError(
                 f"kernel {self.name!r} takes {len(self.parameters)} arguments "
@@ -94,38 +87,40 @@ class DeviceKernel:
         device, of_torch = None, True
         for index, (argument, parameter) in enumerate(zip(arguments, self.parameters, strict=True)):
             what = f"kernel {self.name!r}: argument {index}"
-            found = _array(what, argument)
-            if found is not None and device is None:
-                _, device, of_torch = found
-            if found is not None and found[1] != device:
-                raise ValueError(
-                    f"{what} is on cuda:{found[1]}, and one before it on cuda:{device}."
-                )
-            scalars.append(_scalar(what, argument, parameter, found and found[0]))
-        return Values(scalars, device, of_torch)
+            if found := _array(what, argument, parameter):
+                argument, on, is_torchs = found
+                if device is None:
+                    device, of_torch = on, is_torchs
+                if on != device:
+                    raise ValueError(f"{what} is on cuda:{on}, and one before it on cuda:{device}.")
+            scalars.append(_scalar(what, argument, parameter))
+        values = Values(scalars, device, of_torch)
+        (self._launch or make_launch())(self._cubin, self.symbol, shape, values)
 
 
-def _array(what: str, argument: Any) -> tuple[int, int, bool] | None:
+def _array(what: str, argument: Any, parameter: Parameter) -> tuple[int, int, bool] | None:
     """The pointer and device of an array, and whether it is torch's; None for anything else."""
     import torch
 
-    if isinstance(argument, torch.Tensor):
-        if not argument.is_cuda:
-            raise ValueError(f"{what} is a tensor on {argument.device}; move it with .to('cuda').")
-        return argument.data_ptr(), argument.get_device(), True
-    if hasattr(argument, "__cuda_array_interface__"):
+    is_torchs = isinstance(argument, torch.Tensor)
+    if not is_torchs and not hasattr(argument, "__cuda_array_interface__"):
+        return None
+    if parameter.kind not in ("u64", "b64"):
+        raise TypeError(f"{what} is an array; the parameter is {parameter.kind}, not a pointer.")
+    if not is_torchs:
         device = getattr(getattr(argument, "device", None), "id", 0)
         return int(argument.__cuda_array_interface__["data"][0]), int(device), False
-    return None
+    if not argument.is_cuda:
+        raise ValueError(f"{what} is a tensor on {argument.device}; move it with .to('cuda').")
+    return argument.data_ptr(), argument.get_device(), True
 
 
-def _scalar(what: str, argument: Any, parameter: Parameter, pointer: int | None) -> Any:
+def _scalar(what: str, argument: Any, parameter: Parameter) -> Any:
     """The NumPy scalar to pass for a parameter."""
     import numpy as np
 
     kind, size = parameter
-    if pointer is not None and kind not in ("u64", "b64"):
-        raise TypeError(f"{what} is an array; the parameter is {kind}, not a pointer.")
+    given = type(argument).__name__
     if kind == "b8":
         raw = memoryview(argument).cast("B")
         if len(raw) != size:
@@ -133,15 +128,15 @@ def _scalar(what: str, argument: Any, parameter: Parameter, pointer: int | None)
         return np.frombuffer(raw, dtype=f"V{size}")[0]
     if kind in ("f32", "f64"):
         if not isinstance(argument, int | float | np.number) or isinstance(argument, bool):
-            raise TypeError(f"{what} is {type(argument).__name__}; the parameter is {kind}.")
+            raise TypeError(f"{what} is {given}; the parameter is {kind}.")
         return np.dtype(f"f{size}").type(argument)
-    given = 0 if argument is None and size == 8 else argument if pointer is None else pointer
-    if not isinstance(given, int | np.integer | np.bool_):
+    if argument is None and size == 8:
+        argument = 0
+    if not isinstance(argument, int | np.integer | np.bool_):
         raise TypeError(
-            f"{what} is {type(given).__name__}; the parameter is an integer of {8 * size} bits, "
-            "or a pointer."
+            f"{what} is {given}; the parameter is an integer of {8 * size} bits, or a pointer."
         )
-    number = int(given)
+    number = int(argument)
     if not -(1 << (8 * size - 1)) <= number < 1 << (8 * size):
         raise ValueError(f"{what} is {number}, which does not fit {8 * size} bits.")
     return np.dtype(f"u{size}").type(number % (1 << (8 * size)))
@@ -245,12 +240,11 @@ def with_cupy() -> Launch:
     import cupy
 
     @functools.cache
-    def load(cubin: Cubin) -> tuple[Any, Any]:
-        # The file stays: CuPy reads it again for another device.
-        file = tempfile.NamedTemporaryFile(suffix=".cubin")  # noqa: SIM115
-        file.write(cubin.code)
-        file.flush()
-        return cupy.RawModule(path=file.name), file
+    def load(cubin: Cubin) -> Any:
+        # A file in memory that stays: CuPy reads it again for another device.
+        file = os.memfd_create("cubin")
+        os.write(file, cubin.code)
+        return cupy.RawModule(path=f"/proc/self/fd/{file}")
 
     def launch(cubin: Cubin, symbol: str, shape: Shape, values: Values) -> None:
         with contextlib.ExitStack() as stack:
@@ -259,7 +253,7 @@ def with_cupy() -> Launch:
             if shape.stream is not None or values.of_torch:
                 stream = _stream_of(shape, values)
                 stack.enter_context(cupy.cuda.Stream.from_external(stream))
-            function = load(cubin)[0].get_function(symbol)
+            function = load(cubin).get_function(symbol)
             if shape.shared > 48 << 10:
                 function.max_dynamic_shared_size_bytes = shape.shared
             function(shape.grid, shape.block, tuple(values.scalars), shared_mem=shape.shared)

@@ -15,47 +15,59 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from .key import digest_of
 from .sources import Roots, Signature, is_own, settled, signature_of
 
-# Between two words may be comments, and the ends of lines that go on. To find what is in a comment
-# itself too does no harm. What begins with a literal is found several times as fast.
-_GAP = rb"(?:[ \t\f\v]|\\\r?\n|/\*.*?\*/)*"
+# Between two words may be comments. To find what is in a comment itself too does no harm. What
+# begins with a literal is found several times as fast.
+_GAP = rb"(?:[ \t\f\v]|/\*.*?\*/)*"
 _NAME = rb"(?:\"([^\"\n]+)\"|<([^>\n]+)>)"
-_LINE = rb"(?:\\\r?\n|[^\n])*?"
+_SPLICE = re.compile(rb"\\[ \t\f\v]*\r?\n")
 
 
 def _pattern(*parts: bytes) -> re.Pattern[bytes]:
     return re.compile(_GAP.join(parts), re.DOTALL)
 
 
-_INCLUDED = _pattern(rb"#", rb"(include_next|include|import)\b", _NAME + rb"?")
-_INCLUDES_MACRO = _pattern(rb"\n", rb"(?:#|%:|\?\?=)", rb"include\b", rb"[A-Za-z_]")
-_ASKED = _pattern(rb"__has_include(_next)?", rb"\(", _NAME)
-_ASKED_BY_MACRO = _pattern(rb"__has_include(?:_next)?", rb"\(", rb"(\w+)")
-#: Where a macro may stand for __has_include: in a condition with the name of a header.
-_CONDITION = _pattern(rb"#", rb"(?:el)?if\b(" + _LINE + rb"[\"<]" + _LINE + rb")\n")
+_INCLUDED = _pattern(rb"#", rb"(include_next|include|import|embed)\b", _NAME + rb"?")
+#: A line that includes what a macro names, of which a compiler alone can tell whether it is read.
+INCLUDES_MACRO = _pattern(rb"\n", rb"#", rb"include\b", rb"[A-Za-z_]")
+_ASKED = _pattern(rb"__has_(?:include|embed)(_next)?", rb"\(", _NAME)
+_ASKED_BY_MACRO = _pattern(rb"__has_(?:include|embed)(?:_next)?", rb"\(", rb"(\w+)")
+#: The definition of a macro with parameters, whose names are no macros.
+_FUNCTION = _pattern(rb"#", rb"define\b", rb"\w+\([^\n]*")
+#: Where a macro may stand for __has_include, with the name of a header or of a macro.
+_CONDITION = _pattern(rb"#", rb"(?:el)?if\b([^\n]*\([^\n]*)")
 _ARGUMENT = _pattern(rb"\(", rb"()" + _NAME, rb"\)")
+_ARGUMENT_MACRO = _pattern(rb"\(", rb"(\w+)", rb"\)")
 _MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)", _NAME)
 #: Other ways to write what directives consist of.
-_SPELLINGS = ((b"%:", b"#"), (b"??=", b"#"), (b"??/", b"\\"))
+_SPELLINGS = ((b"%:", b"#"), (b"??=", b"#"), (b"??/", b"\\"), (b"\0", b" "))
 
 
 class IncludePath(NamedTuple):
     """The search directories of one compiler command, in order.
 
     Without the directory of the including file, which comes first for ``"..."``. ``duplicates``
-    are those that the compiler ignores, as they are one of the others by another name.
+    are those that the compiler ignores, as they are one of the others by another name. ``flags``
+    are its flags as text, with ``#define`` for ``-D``. ``tools`` are the
+    programs that compile it, with what these read to do so, and ``tool_places`` where they are
+    searched.
     """
 
     quoted: tuple[str, ...] = ()
     bracketed: tuple[str, ...] = ()
     duplicates: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    tool_places: tuple[str, ...] = ()
 
 
 class Searched(NamedTuple):
     """Names, and in how many of the first directories each was searched.
 
-    The name "" stands for the directories themselves: which of them are the same one.
+    The name "" stands for the directories themselves: which of them are the same one. ``LISTING``
+    stands for all files in them.
     """
 
     places: list[str]
@@ -71,11 +83,15 @@ class Unit(NamedTuple):
 
 
 _Identity = tuple[int, int]
+#: What a compiler runs, and its specs, by the names that it searches for.
+TOOLS = ("as", "ld", "cc1plus", "specs")
+#: Not the name of a file: what is asked for has a name that only a compiler can tell.
+LISTING = "/"
 
 
 def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
     """The names that the compilers of ``units`` searched, and where."""
-    texts: dict[str, _Text] = {}
+    texts: dict[str, Text] = {}
     found: list[Searched] = []
     for unit in units:
         search = _Search(unit)
@@ -83,24 +99,30 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
         for file in files:
             if file not in texts:
                 texts[file] = _read(file)
-        macros = [pair for file in files for pair in texts[file].macros]
-        for file in files:
-            asked = [include for name, include in macros if name in texts[file].asks]
-            for include in (*texts[file].includes, *asked):
+        flags = parse("".join(unit.path.flags).encode(errors="surrogateescape"))
+        every_text = [(unit.source, flags), *((file, texts[file]) for file in files)]
+        macros = [pair for _, text in every_text for pair in text.macros]
+        known = {name for name, _ in macros}
+        for file, text in every_text:
+            asked = [include for name, include in macros if name in text.asks]
+            for include in (*text.includes, *asked):
                 search.note(os.path.dirname(file), include)
+            if text.asks_itself - known:
+                search.note_unknown(os.path.dirname(file))
         search.note_unnamed()
         every = list(
             dict.fromkeys((*unit.path.quoted, *unit.path.bracketed, *unit.path.duplicates))
         )
-        for places, names in (*search.result(), (every, {"": len(every)})):
-            if names:
+        tools = (unit.path.tool_places, dict.fromkeys(TOOLS, len(unit.path.tool_places)))
+        for places, names in (*search.result(), (every, {"": len(every)}), tools):
+            if names and places:
                 one = Searched(list(map(roots.place, places)), dict(sorted(names.items())))
                 if one not in found:
                     found.append(one)
     return found
 
 
-class _Include(NamedTuple):
+class Include(NamedTuple):
     """A name that a file includes or asks for; "" if a macro has it."""
 
     name: str
@@ -109,73 +131,55 @@ class _Include(NamedTuple):
     following: bool
 
 
-class _Text(NamedTuple):
-    """What a file includes, which macros it asks for, and macros that are names of headers."""
+class Text(NamedTuple):
+    """What a file includes, which macros it asks for, and macros that are names of headers.
 
-    includes: list[_Include]
+    ``asks`` are all words that may be such macros, ``asks_itself`` those that are.
+    """
+
+    includes: list[Include]
     asks: set[bytes]
-    macros: list[tuple[bytes, _Include]]
+    asks_itself: set[bytes]
+    macros: list[tuple[bytes, Include]]
 
 
-def _read(file: str) -> _Text:
+def _read(file: str) -> Text:
     try:
         with open(file, "rb") as stream:
-            return _parse(stream.read())
+            return parse(stream.read())
     except OSError:
-        return _Text([], set(), [])
+        return Text([], set(), set(), [])
 
 
-def _parse(text: bytes) -> _Text:
-    for spelling, plain in _SPELLINGS:
+def plain(text: bytes) -> bytes:
+    """``text`` in the usual spelling, and without the ends of lines that go on."""
+    for spelling, usual in _SPELLINGS:
         if spelling in text:
-            text = text.replace(spelling, plain)
+            text = text.replace(spelling, usual)
+    return _SPLICE.sub(b"", text)
 
-    def include(quoted: bytes, bracketed: bytes, *, asked: bool, following: bool) -> _Include:
-        return _Include(os.fsdecode(quoted or bracketed), not bracketed, asked, following)
+
+def parse(text: bytes) -> Text:
+    """What ``text`` includes and asks for."""
+    text = plain(text)
+
+    def include(quoted: bytes, bracketed: bytes, *, asked: bool, following: bool) -> Include:
+        return Include(os.fsdecode(quoted or bracketed), not bracketed, asked, following)
 
     includes = [
         include(*names, asked=False, following=how == b"include_next")
         for how, *names in _INCLUDED.findall(text)
     ]
-    asked = _ASKED.findall(text)
+    asked, asks = _ASKED.findall(text), set(_ASKED_BY_MACRO.findall(text))
+    asks_itself = set(_ASKED_BY_MACRO.findall(_FUNCTION.sub(b"", text))) if asks else set()
     for condition in _CONDITION.findall(text):
         asked += _ARGUMENT.findall(condition)
+        asks.update(_ARGUMENT_MACRO.findall(condition))
     includes += [include(*names, asked=True, following=bool(after)) for after, *names in asked]
     macros = [
         (name, include(*names, asked=True, following=True)) for name, *names in _MACRO.findall(text)
     ]
-    return _Text(includes, set(_ASKED_BY_MACRO.findall(text)), macros)
-
-
-def may_be_read(source: str, directories: Sequence[str]) -> dict[str, bytes]:
-    """The files that ``source`` may include, in whichever order directories are searched.
-
-    With their contents. What a macro names is not among them (:func:`includes_macro`).
-    """
-    texts: dict[str, bytes] = {}
-    seen: set[tuple[str, str]] = set()
-    waiting = [source]
-    while waiting:
-        path = waiting.pop()
-        # A file by one spelling, since a circle of "../" has no end; a link may be beside others.
-        key = (os.path.realpath(path), os.path.realpath(os.path.dirname(path)))
-        if key in seen:
-            continue
-        seen.add(key)
-        with open(path, "rb") as stream:
-            texts[path] = stream.read()
-        found = _parse(texts[path])
-        for include in {*found.includes, *(include for _, include in found.macros)}:
-            for directory in (os.path.dirname(path), *directories):
-                candidate = os.path.join(directory, include.name)
-                if os.path.isfile(candidate):
-                    waiting.append(candidate)
-    return texts
-
-
-def includes_macro(text: bytes) -> bool:
-    """Whether a macro has the name of a header that ``text`` includes."""
-    return _INCLUDES_MACRO.search(b"\n" + text) is not None
+    return Text(includes, asks, asks_itself, macros)
 
 
 class _Search:
@@ -195,11 +199,15 @@ class _Search:
         for directory, names in self._beside.items():
             yield [directory], names
 
-    def note(self, directory: str, include: _Include) -> None:
+    def note(self, directory: str, include: Include) -> None:
         """Note an include in a file of ``directory``."""
         name = include.name
         if not name:
             self._computing.add(directory)
+            return
+        if include.asked and os.path.isabs(name):
+            directory, name = os.path.split(name)
+            self._beside.setdefault(directory, {})[name] = 1
             return
         if include.quoted and not include.following:
             beside = self._find(directory, name)
@@ -216,6 +224,11 @@ class _Search:
         if include.quoted:
             self._beside.setdefault(directory, {})[name] = 1
 
+    def note_unknown(self, directory: str) -> None:
+        """Note that a file of ``directory`` asks for what only a compiler can tell."""
+        self._names[LISTING] = len(self._places)
+        self._beside.setdefault(directory, {})[LISTING] = 1
+
     def note_unnamed(self) -> None:
         """Note what was read without being named: by a computed include, or a flag."""
         for path in self._unnamed.values():
@@ -229,7 +242,7 @@ class _Search:
                 for directory in self._computing:
                     self._beside.setdefault(directory, {})[name] = 1
 
-    def _depth(self, include: _Include) -> int | None:
+    def _depth(self, include: Include) -> int | None:
         """In how many directories the name was searched before it was found."""
         last: int | None = None
         for depth, place in enumerate(self._places):
@@ -250,7 +263,7 @@ class _Search:
             self._at[key] = _identity(os.path.join(place, name))
         return self._at[key]
 
-    def _is_read(self, found: _Identity | None, include: _Include) -> bool:
+    def _is_read(self, found: _Identity | None, include: Include) -> bool:
         """Whether ``include`` has read the file ``found``."""
         if found is None or found not in self._read or include.asked:
             return False
@@ -258,12 +271,14 @@ class _Search:
         return True
 
 
-def _identity(path: str) -> _Identity | None:
+def _identity(path: str, *, of_directory: bool = False) -> _Identity | None:
+    """Which file it is; a compiler passes over a directory with the name of a header."""
     try:
         status = os.stat(path)
     except OSError:
         return None
-    return (status.st_dev, status.st_ino)
+    is_directory = stat.S_ISDIR(status.st_mode)
+    return (status.st_dev, status.st_ino) if is_directory is of_directory else None
 
 
 class Visible(NamedTuple):
@@ -292,37 +307,43 @@ def visible_now(
             continue
         by_first: dict[str, list[tuple[str, int]]] = {}
         for name, depth in names.items():
-            by_first.setdefault(name.partition("/")[0], []).append((name, depth))
+            by_first.setdefault(name.partition("/")[0].casefold(), []).append((name, depth))
         for index, place in enumerate(places[: max(names.values(), default=0)]):
             if not counts(place):
                 continue
             directory = roots.path(place)
-            if not _look_at(directory, told):
+            if not look_at(directory, told):
                 continue
-            listed = {".", ".."}
-            with contextlib.suppress(OSError):
-                listed.update(os.listdir(directory))
+            listed = {".", "..", *_listing(directory)}
+            if names.get(LISTING, 0) > index:
+                names_now.add(f"{place} = {digest_of(sorted(listed))}")
             for first in by_first.keys() & listed:
                 for name, depth in by_first[first]:
                     if depth <= index:
                         continue
                     path = os.path.join(directory, name)
-                    _look_at(os.path.dirname(path), told)
+                    look_at(os.path.dirname(path), told)
                     if os.path.islink(path):
-                        _look_at(os.path.dirname(os.path.realpath(path)), told)
-                    if os.path.exists(path):
+                        look_at(os.path.dirname(os.path.realpath(path)), told)
+                    if _identity(path):
                         names_now.add(f"{place}{name}")
     return Visible(sorted(names_now), told)
 
 
+def _listing(directory: str) -> set[str]:
+    """What is in a directory, in the case that tells nothing of where case does not count."""
+    with contextlib.suppress(OSError):
+        return set(map(str.casefold, os.listdir(directory)))
+    return set()
+
+
 def listings(roots: Roots) -> dict[str, set[str]]:
     """What is in each directory of the caller and the project, by its name."""
-    found: dict[str, set[str]] = {}
-    for label, directory in roots.labels.items():
-        if is_own(label):
-            with contextlib.suppress(OSError):
-                found[roots.place(directory)] = set(os.listdir(directory))
-    return found
+    return {
+        roots.place(directory): _listing(directory)
+        for label, directory in roots.labels.items()
+        if is_own(label)
+    }
 
 
 def removed_since(
@@ -331,7 +352,7 @@ def removed_since(
     """A name in ``searched`` that one of the directories had ``before``, and has no more."""
     now = listings(roots)
     for places, names in searched:
-        first = {name.partition("/")[0] for name in names}
+        first = {name.partition("/")[0].casefold() for name in names}
         for place in places:
             if gone := first & (before.get(place, set()) - now.get(place, set())):
                 return f"{place}{min(gone)}"
@@ -345,12 +366,15 @@ def _same(
     first: dict[_Identity | None, str] = {}
     for place in places:
         directory = roots.path(place)
-        if _look_at(directory, told) and first.setdefault(_identity(directory), place) != place:
-            yield place, first[_identity(directory)]
+        if not look_at(directory, told):
+            continue
+        earlier = first.setdefault(_identity(directory, of_directory=True), place)
+        if earlier != place:
+            yield place, earlier
 
 
-def _look_at(directory: str, told: dict[str, Signature | None]) -> bool:
-    """Whether the directory exists; its signature, or that of a parent, goes to ``told``.
+def look_at(directory: str, told: dict[str, Signature | None]) -> bool:
+    """Whether the directory exists. Its signature, or that of a parent, goes to ``told``.
 
     This precedes reading its contents, so that a change in between is detected later.
     """
@@ -360,7 +384,7 @@ def _look_at(directory: str, told: dict[str, Signature | None]) -> bool:
             status = os.stat(directory)
         except OSError:
             if os.path.islink(directory):  # to what may come to be
-                _look_at(os.path.dirname(os.path.realpath(directory)), told)
+                look_at(os.path.dirname(os.path.realpath(directory)), told)
             directory = os.path.dirname(directory) or os.sep
             continue
         if not stat.S_ISDIR(status.st_mode):

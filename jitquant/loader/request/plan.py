@@ -31,10 +31,12 @@ from ..machine.toolchain import (
 )
 from ..machine.torch_install import TorchInstall, torch_install
 from ..settings import setting
+from .includes import look_at
 from .key import SCHEMA, digest_of
-from .named import named_by
+from .named import Named, named_by
 from .sources import (
     CUDA_SUFFIXES,
+    CXX_SUFFIXES,
     PROJECT,
     FileHasher,
     Roots,
@@ -53,6 +55,8 @@ _CHANGE_COMPILERS = (
     "LIBRARY_PATH",
     "COMPILER_PATH",
     "GCC_EXEC_PREFIX",
+    "SOURCE_DATE_EPOCH",
+    "LD_RUN_PATH",
 )
 #: What nvcc puts into its commands, by nvcc.profile too.
 _FLAGS_OF_NVCC = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "INCLUDES", "SYSTEM_INCLUDES")
@@ -65,6 +69,9 @@ _COMPILER_VARIABLES = (*_CHANGE_NVCC, *_CHANGE_COMPILERS)
 #: Variables that a build depends on, those that choose the compilers included.
 OF_COMPILERS = ("PATH", "CXX", LAUNCHER, "JITQUANT_DEBUG", *_CHANGE_COMPILERS)
 OF_NVCC = ("CUDA_HOME", "CUDA_PATH", *_CHANGE_NVCC)
+#: Flags that mean something else on each machine, and the lines of /proc/cpuinfo that tell what.
+_NATIVE = re.compile(r"-m(?:arch|tune|cpu)=native")
+_OF_CPU = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU ")
 _RELOCATABLE = ("-rdc", "--relocatable-device-code")
 _SEPARATE = {
     *("-dc", "--device-c", "-dw", "--device-w"),
@@ -114,6 +121,11 @@ class Wanted:
         return ()
 
     @property
+    def program_places(self) -> tuple[str, ...]:
+        """The directories where these were looked for."""
+        return ()
+
+    @property
     def debug(self) -> bool:
         """Whether it is built for a debugger."""
         return "debug" in self.inputs
@@ -144,6 +156,12 @@ class Plan(Wanted):
         nvcc = (self.nvcc.command,) if self.nvcc else ()
         found = map(shutil.which, (*nvcc, *self.host.command[:2], *self.launcher[:1]))
         return tuple(program for program in found if program)
+
+    @property
+    def program_places(self) -> tuple[str, ...]:
+        """The directories where these were looked for, as one that is found first may come."""
+        nvcc = map(os.path.dirname, self.nvcc.looked_at if self.nvcc else ())
+        return (*nvcc, *os.environ.get("PATH", "").split(os.pathsep))
 
 
 def check_flags(cuda_flags: tuple[str, ...]) -> None:
@@ -234,17 +252,16 @@ def _labels_of(
 
 
 def all_flags(request: Request, env: Mapping[str, str]) -> list[str]:
-    """The flags of a request, and those that nvcc takes from variables, its compiler included."""
-    flags = [*request.cuda_flags, *request.cxx_flags, env.get("NVCC_CCBIN", "")]
+    """The flags of a request, and those that nvcc takes from variables."""
+    flags = [*request.cuda_flags, *request.cxx_flags]
     for variable in _FLAGS_OF_NVCC:
         with contextlib.suppress(ValueError):  # nvcc will say what is wrong with it
             flags += shlex.split(env.get(variable, ""))
     return flags
 
 
-def _flag_dirs(request: Request, env: Mapping[str, str]) -> tuple[str, ...]:
+def _flag_dirs(named: Named, env: Mapping[str, str]) -> tuple[str, ...]:
     """The search directories that flags and variables add, and those of files they name."""
-    named = named_by(all_flags(request, env))
     words = [word for flag in named.words for word in flag.split(",")]
     found = list(_DIRECTORY_FLAG.findall("\0".join(["", *words, ""])))
     found += map(os.path.dirname, named.files)
@@ -299,6 +316,11 @@ def look_up(
             raise FileNotFoundError(f"sources: {path} disappeared while it was being read.")
         contents.append([os.path.basename(path), state.digest])
         watch.append((path, state.signature))
+    told: dict[str, Signature | None] = {}
+    if not any(path.lower().endswith(CXX_SUFFIXES) for path in sources):
+        for directory in {*map(os.path.dirname, sources), str(kernels_dir)}:
+            look_at(os.path.join(directory, "bindings"), told)  # a binding may come
+    watch += told.items()
     generates = any(map(exports_something, sources))
     bindings_dir = str(kernels_dir / "bindings") if generates else None
     inputs: dict[str, Any] = {
@@ -322,7 +344,10 @@ def look_up(
     if setting("JITQUANT_DEBUG") == "1":
         inputs["debug"] = True
     own = tuple(d for d in include_dirs if d != library_dir)
-    roots = Roots(_labels_of(sources, own, _flag_dirs(request, os.environ), str(kernels_dir)))
+    named = named_by(all_flags(request, os.environ))
+    if any(map(_NATIVE.search, (*named.words, os.environ.get("CXX", "")))):
+        inputs["cpu"] = _this_cpu()
+    roots = Roots(_labels_of(sources, own, _flag_dirs(named, os.environ), str(kernels_dir)))
     inputs["include_dirs"] = [roots.place(d) for d in include_dirs]
     inputs["layout"] = roots.layout()
     # A compiler stops at a directory that it may not read, whether or not a source needs it.
@@ -336,6 +361,13 @@ def look_up(
         inputs=inputs,
         watch=tuple(watch),
     )
+
+
+def _this_cpu() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as stream:
+        first = stream.read().partition("\n\n")[0].splitlines()
+        return digest_of([line for line in first if line.startswith(_OF_CPU)])[:16]
+    return platform.node()
 
 
 def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) -> Plan:
@@ -356,7 +388,6 @@ def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) 
         **wanted.inputs,
         "installed": [line for line in roots.layout() if line not in wanted.inputs["layout"]],
         "nvcc": _described(nvcc) if nvcc else None,
-        "cicc": nvcc.cicc[:16] if nvcc else None,
         "cudart": nvcc.cudart_name if nvcc else None,
         "host_compiler": [host.version, list(host.command[1:]), *host.scripts],
         "environment": {k: env[k] for k in _COMPILER_VARIABLES if env.get(k)},

@@ -26,7 +26,7 @@ CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
 _RACY_NS = 100_000_000
 _RACY_COARSE_NS = 2_100_000_000
 
-#: Files whose digests are kept before those that are gone are dropped.
+#: Files whose digests are kept: before more are, those that are gone are dropped, then the oldest.
 _MOST_KEPT = 10_000
 _MOST_SEARCHES = 256
 
@@ -298,7 +298,8 @@ class FileHasher:
         for key, known in list(self._directories.items()):
             directories[key] = _written_directories(known)
         if len(files) > _MOST_KEPT:
-            files = {path: state for path, state in files.items() if os.path.exists(path)}
+            there = [(path, state) for path, state in files.items() if os.path.exists(path)]
+            files = dict(there[-_MOST_KEPT:])
         directories = dict(list(directories.items())[-_MOST_SEARCHES:])
         self._kept = _Kept(files, directories)
         text = json.dumps(self._kept._asdict(), separators=(",", ":"))
@@ -400,59 +401,9 @@ def parse_depfile(text: str) -> list[str]:
     return list(names)
 
 
-# Compiled where they are used: a module that is built already needs none of them.
-_INCLUDE = rb"(?m)^[ \t]*#[ \t]*include[ \t]*([\"<])([^\">\n]+)[\">]"
-_TORCH = r"(?:torch|ATen|c10|caffe2|pybind11)/|Python\.h"
-_STABLE = r"torch/(?:csrc/stable|csrc/inductor/aoti_torch/c|headeronly)/"
-_PYTHON = (
-    r"torch/(?:extension|python)\.h|torch/csrc/(?!stable|inductor)|pybind11/"
-    r"|Python\.h"
-)
-
-
 def exports_something(path: str) -> bool:
     """Whether the source at ``path`` contains JITQUANT_EXPORT, maybe only in a comment."""
     if not path.lower().endswith(CUDA_SUFFIXES):
         return False
     with open(path, "rb") as stream:
         return re.search(rb"\bJITQUANT_EXPORT\b", stream.read()) is not None
-
-
-class IncludeScan(NamedTuple):
-    """Which families of headers a source includes, directly or through the caller's headers.
-
-    ``files`` are the source and the caller's headers that were found so.
-    """
-
-    torch: bool
-    python: bool
-    files: tuple[str, ...]
-
-
-def scan_includes(path: str, directories: Sequence[str]) -> IncludeScan:
-    """Read the ``#include`` lines of ``path`` and of the caller's headers that it includes."""
-    torch = python = False
-    queue, seen = [path], {path}
-    while queue:
-        current = queue.pop()
-        try:
-            with open(current, "rb") as stream:
-                text = stream.read()
-        except OSError:
-            continue
-        for quote, raw in re.findall(_INCLUDE, text):
-            name = raw.decode(errors="replace")
-            if re.match(_TORCH, name) and not re.match(_STABLE, name):
-                torch = True
-                python = python or bool(re.match(_PYTHON, name))
-                continue
-            beside = [os.path.dirname(current)] if quote == b'"' else []
-            for directory in [*beside, *directories]:
-                candidate = os.path.join(directory, name)
-                if os.pardir in name:  # one file, one spelling: or a circle of them has no end
-                    candidate = os.path.realpath(candidate)
-                if candidate not in seen and os.path.isfile(candidate):
-                    seen.add(candidate)
-                    queue.append(candidate)
-                    break
-    return IncludeScan(torch, python, tuple(sorted(seen)))

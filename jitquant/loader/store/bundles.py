@@ -29,6 +29,7 @@ from ..request.key import SCHEMA
 from ..request.plan import Wanted
 from ..request.sources import FileHasher, Watched
 from .cache import BUNDLES, Entry
+from .changes import plain
 from .hold import Hold, hold
 from .match import Build, match_entry
 
@@ -43,6 +44,7 @@ _STABLE = ">= " + ".".join(map(str, OLDEST_TORCH))
 _LABELS = {
     "torch": "torch",
     "machine": "the machine",
+    "cpu": "the processor, for which it was built",
     "cxx11_abi": "the C++ ABI",
     "cuda_flags": "cuda_flags",
     "cxx_flags": "cxx_flags",
@@ -142,9 +144,7 @@ def fits(wanted: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
             if torch_release(here[key]) < OLDEST_TORCH:
                 reasons.append(f"{label}: built for {_STABLE}, here {here[key]}")
         elif had.get(key) != here.get(key):
-            reasons.append(
-                f"{label}: built for {_plain(had.get(key))}, here {_plain(here.get(key))}"
-            )
+            reasons.append(f"{label}: built for {plain(had.get(key))}, here {plain(here.get(key))}")
     if not _libc_runs(had["libc"], here["libc"]):
         reasons.append(f"the C library: built with {had['libc']}, here {here['libc']}")
     if [name for name, _ in had["sources"]] != [name for name, _ in here["sources"]]:
@@ -286,9 +286,3 @@ def _numbers(version: str) -> list[int]:
 
 def _archs(names: Sequence[str]) -> str:
     return ", ".join(f"sm_{name}" for name in names) or "no GPU code"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(str, value)) or "none"
-    return str(value)

@@ -39,6 +39,7 @@ from ..errors import (
     LoaderError,
     LockTimeoutError,
 )
+from ..machine.scratch import new_scratch
 from ..machine.trust import GROUP, doubt, others_write, shared_group, write_trusted
 from ..report import outside
 from ..request.includes import Searched
@@ -278,7 +279,7 @@ class Cache:
         """
         if self._temporary is None or not self._temporary.is_dir():
             try:
-                self._temporary = Path(tempfile.mkdtemp(prefix="jitquant-"))
+                self._temporary = new_scratch("cache")[0]  # locked until this process ends
             except OSError as error:
                 raise CacheError(
                     f"cache directory {self.root} cannot be written to, and neither can a "

@@ -11,7 +11,6 @@ from ..report import shorten
 _LABELS = {
     "archs": "architectures",
     "nvcc": "nvcc",
-    "cicc": "cicc, libdevice or profile of nvcc",
     "launcher": "launcher of compilers",
     "cudart": "CUDA runtime",
     "host_compiler": "host compiler",
@@ -26,6 +25,7 @@ _LABELS = {
     "layout": "directories that are others too",
     "installed": "directories that are of an installation",
     "machine": "machine",
+    "cpu": "processor, which a flag with =native asks for",
     "cxx11_abi": "C++ ABI",
     "binding_generator": "generator of bindings",
 }
@@ -69,7 +69,7 @@ def changes_since(
         if headers.get(name) != digest
     ]
     found += [
-        Change(label, "", _plain(before.get(key)), _plain(inputs.get(key)))
+        Change(label, "", plain(before.get(key)), plain(inputs.get(key)))
         for key, label in _LABELS.items()
         if before.get(key) != inputs.get(key)
     ]
@@ -91,7 +91,8 @@ def what_changed(
     return "; ".join(reasons) if reasons else "not in the cache any more"
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
+    """A value of a key as a message shows it."""
     if isinstance(value, list):
-        return " ".join(map(_plain, value)) or "none"
+        return " ".join(map(plain, value)) or "none"
     return str(value)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from ..request.includes import visible_now
+from ..request.includes import look_at, visible_now
 from ..request.key import digest_of
 from ..request.plan import Wanted, python_abi
 from ..request.sources import FileHasher, Signature, Watched, is_own
@@ -50,6 +51,10 @@ def match_entry(
             return name
         (own if is_own(name) else others).append((path, state.signature))
     others += [(program, hasher.signature(program)) for program in plan.programs]
+    told: dict[str, Signature | None] = {}
+    for place in filter(os.path.isabs, plan.program_places):
+        look_at(place, told)
+    others += told.items()
     if entry.python_abi is not None and entry.python_abi != python_abi():
         return "Python ABI"
     directories = _found_where_it_was(plan, hasher, entry, installed)

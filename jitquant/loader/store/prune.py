@@ -15,6 +15,12 @@ from .cache import Cache, Entry, staged_by_this_machine
 from .hold import unused
 
 _A_MOMENT = 0.05
+#: What is kept beside builds: notes of last builds, logs, sources that were given as text, answers
+#: of compilers and the objects that modules share. All of it is made again when it is needed.
+_OTHERS = ("last", "logs", "texts", "toolchain")
+#: Of what builds may take, and what was used just now stays.
+_SHARE_OF_OTHERS = 8
+_JUST_NOW_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ def prune(cache: Cache, *, max_size: int | None = None, older_than: float | None
     Builds that a live process has loaded stay. Leftovers of dead builders are removed too.
 
     Args:
-        max_size: bytes that the builds may take together.
+        max_size: bytes that the builds may take together; the rest may take an eighth of that.
         older_than: seconds since a build was last loaded.
 
     Raises:
@@ -81,6 +87,8 @@ def prune(cache: Cache, *, max_size: int | None = None, older_than: float | None
             "can be written to."
         )
     _sweep(cache)
+    if max_size is not None:
+        _trim_others(cache, max_size // _SHARE_OF_OTHERS)
     builds = stored(cache)
     before = left = sum(build.size for build in builds)
     now = time.time()
@@ -100,7 +108,8 @@ def prune(cache: Cache, *, max_size: int | None = None, older_than: float | None
 
 
 def trim(cache: Cache, limit: int) -> Pruned | None:
-    """As :func:`prune` to ``limit`` bytes. Returns ``None`` right away if the cache is smaller."""
+    """As :func:`prune` to ``limit`` bytes. Returns ``None`` right away if builds are smaller."""
+    _trim_others(cache, limit // _SHARE_OF_OTHERS)
     files = (
         item
         for group in _scan(cache.base / "entries")
@@ -113,13 +122,41 @@ def trim(cache: Cache, limit: int) -> Pruned | None:
 def clear(cache: Cache) -> Pruned:
     """Remove every build that no live process has loaded, and other cached data."""
     pruned = prune(cache, max_size=0)
-    for item in _scan(cache.base / "texts"):  # each is written again when it is asked for
-        shutil.rmtree(item.path, ignore_errors=True)
-    for subdirectory in ("last", "logs", "toolchain"):
+    for subdirectory in _OTHERS:
         for item in _scan(cache.base / subdirectory):
-            with contextlib.suppress(OSError):
-                os.unlink(item.path)
+            _remove_other(item)
     return pruned
+
+
+def _trim_others(cache: Cache, limit: int) -> None:
+    """Remove what is kept beside builds and was not used for longest, until it fits."""
+    items = [item for name in _OTHERS for item in _scan(cache.base / name)]
+    sizes = {item.path: sum(map(_size, _files(item))) for item in items}
+    left, now = sum(sizes.values()), time.time()
+    for used, item in sorted(((_used(item), item) for item in items), key=lambda pair: pair[0]):
+        if left <= limit or now - used < _JUST_NOW_SECONDS:
+            return
+        _remove_other(item)
+        left -= sizes[item.path]
+
+
+def _files(item: os.DirEntry[str]) -> list[os.DirEntry[str]]:
+    return _scan(Path(item.path)) if item.is_dir(follow_symlinks=False) else [item]
+
+
+def _used(item: os.DirEntry[str]) -> float:
+    try:
+        return item.stat().st_mtime
+    except OSError:  # just removed
+        return 0.0
+
+
+def _remove_other(item: os.DirEntry[str]) -> None:
+    with contextlib.suppress(OSError):
+        if item.is_dir(follow_symlinks=False):
+            shutil.rmtree(item.path, ignore_errors=True)
+        else:
+            os.unlink(item.path)
 
 
 def _stored(directory: Path) -> Stored:

@@ -42,6 +42,7 @@ def _file(cache: Cache, text: str, file_name: str) -> Path:
     path = directory / file_name
     with contextlib.suppress(OSError):
         if path.read_bytes() == contents:
+            os.utime(directory)  # it is in use
             return path
     fresh = directory / f"{file_name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
     try:

@@ -14,7 +14,6 @@ from ..machine.processes import default_jobs
 from ..request.plan import Request
 
 if TYPE_CHECKING:
-    from ..core import Loader
     from ..store.match import Build
 
 #: Called with a module's name and what is running for it, many times a second.
@@ -39,7 +38,7 @@ class Outcome:
 
 
 def build_all(
-    loader: Loader,
+    ensure: Callable[..., Build],
     requests: Mapping[str, Request],
     *,
     on_tick: OnTick = lambda name, labels: None,
@@ -47,8 +46,8 @@ def build_all(
 ) -> list[Outcome]:
     """Build what the cache lacks. A module that fails does not stop the others.
 
-    :func:`default_jobs` compilers run at once. ``on_done`` is called in this thread. Interrupting
-    this call stops the compilers too.
+    ``ensure`` is a loader's. :func:`default_jobs` compilers run at once. ``on_done`` is called in
+    this thread. Interrupting this call stops the compilers too.
     """
     import torch  # noqa: F401  (threads that import it at the same time see half of it)
 
@@ -62,7 +61,7 @@ def build_all(
     def one(name: str, request: Request) -> Outcome:
         started = time.monotonic()
         try:
-            build = loader.ensure(request, on_tick=lambda labels: tick(name, labels))
+            build = ensure(request, on_tick=lambda labels: tick(name, labels))
         except (LoaderError, ValueError, TypeError, OSError) as error:
             return Outcome(name, time.monotonic() - started, None, error)
         return Outcome(name, time.monotonic() - started, build, None)

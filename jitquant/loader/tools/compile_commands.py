@@ -8,33 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..compile.commands import make_units
-from ..request.plan import Plan, Request
+from ..compile.commands import FIRST, make_units
+from ..machine.scratch import scratch
+from ..request.plan import Plan
 
-if TYPE_CHECKING:
-    from ..core import Loader
-
-_OF_GCC_ALONE = ("-fno-gnu-unique",)
+_LEFT_OUT = ("-fno-gnu-unique", f"-include{FIRST}")
 _WITH_A_VALUE = ("-I", "-isystem", "-include", "-D", "-U")
 
 
-def compile_commands(loader: Loader, requests: Iterable[Request]) -> list[dict[str, object]]:
-    """The command of each source of ``requests``. Compiles nothing.
-
-    Raises:
-        LoaderError, ValueError, FileNotFoundError: as :func:`jitquant.loader.get_cuda_module`, if
-            detected before compiling.
-    """
+def compile_commands(plans: Iterable[Plan]) -> list[dict[str, object]]:
+    """The command of each source of ``plans``. Compiles nothing."""
     found: dict[str, dict[str, object]] = {}
-    for request in requests:
-        plan = loader.plan(loader.look_up(request))
-        with tempfile.TemporaryDirectory(prefix="jitquant-commands-") as scratch:
-            units = make_units(plan, plan.name, Path(scratch))
+    for plan in plans:
+        with scratch("commands") as place:
+            units = make_units(plan, plan.name, place)
         for unit in units:
             if unit.source not in plan.sources:
                 continue  # a generated binding
@@ -45,7 +35,7 @@ def compile_commands(loader: Loader, requests: Iterable[Request]) -> list[dict[s
                 "arguments": (
                     _for_clang(plan, unit.source, argv)
                     if unit.is_cuda
-                    else [flag for flag in argv if flag not in _OF_GCC_ALONE]
+                    else [flag for flag in argv if flag not in _LEFT_OUT]
                 ),
             }
     return list(found.values())

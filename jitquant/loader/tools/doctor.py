@@ -125,7 +125,7 @@ def examine(loader: Loader) -> Diagnosis:
 
 def _try(loader: Loader, outcome: list[TrialBuild | Exception]) -> None:
     try:
-        outcome.append(try_build(loader))
+        outcome.append(try_build(loader.plan_of))
     except Exception as error:  # any error is a finding
         outcome.append(error)
 

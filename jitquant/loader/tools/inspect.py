@@ -7,18 +7,19 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..compile.commands import compiler_environment, make_units
-from ..compile.usage import KernelUsage, demangle, usage_from
+from ..compile.usage import KernelUsage, usage_from
 from ..diagnostics import compile_error
 from ..errors import LoaderError, ToolNotFoundError, extra
+from ..machine.scratch import scratch
+from ..machine.symbols import demangle
 from ..machine.toolchain import wheel_roots
-from ..request.plan import Request, Wanted
+from ..request.plan import Plan, Request, Wanted
 from ..request.sources import CUDA_SUFFIXES
 
 if TYPE_CHECKING:
@@ -124,29 +125,26 @@ def sass(loader: Loader, request: Request) -> list[Code]:
     cuobjdump, nvdisasm = find_tool("cuobjdump"), find_tool("nvdisasm")
     build = build_of(loader, request)
     found: list[Code] = []
-    with tempfile.TemporaryDirectory(prefix="jitquant-sass-") as scratch:
-        _run([cuobjdump, "-xelf", "all", str(build.library)], scratch)
-        for cubin in sorted(Path(scratch).glob("*.cubin")):
+    with scratch("sass") as place:
+        _run([cuobjdump, "-xelf", "all", str(build.library)], place)
+        for cubin in sorted(place.glob("*.cubin")):
             arch = cubin.name.split(".")[-2].removeprefix("sm_")
-            text = _run([nvdisasm, "--print-code", "--print-line-info", cubin.name], scratch)
+            text = _run([nvdisasm, "--print-code", "--print-line-info", cubin.name], place)
             found += _read_sass(text, arch)
     return _where_they_are_now(found, loader.look_up(request), build)
 
 
-def ptx(loader: Loader, request: Request) -> list[Code]:
-    """The PTX that the sources of ``request`` are compiled to, for each architecture.
+def ptx(plan: Plan) -> list[Code]:
+    """The PTX that the sources of ``plan`` are compiled to, for each architecture.
 
     A build contains only machine code, so the device half is compiled again, with the same flags.
 
     Raises:
         CompileError: it does not compile.
-        LoaderError, ValueError, TypeError, FileNotFoundError: as
-            :func:`jitquant.loader.get_cuda_module`, for what is found before compiling.
     """
-    plan = loader.plan(loader.look_up(request))
     found: list[Code] = []
-    with tempfile.TemporaryDirectory(prefix="jitquant-ptx-") as scratch:
-        for unit in make_units(plan, plan.name, Path(scratch)):
+    with scratch("ptx") as place:
+        for unit in make_units(plan, plan.name, place):
             if not unit.source.lower().endswith(CUDA_SUFFIXES):
                 continue
             for arch in plan.archs.archs:
@@ -157,7 +155,7 @@ def ptx(loader: Loader, request: Request) -> list[Code]:
                 ]
                 done = subprocess.run(
                     argv,
-                    cwd=scratch,
+                    cwd=place,
                     env=compiler_environment(),
                     capture_output=True,
                     text=True,
@@ -171,10 +169,10 @@ def ptx(loader: Loader, request: Request) -> list[Code]:
                         command=argv,
                         returncode=done.returncode,
                         text=done.stdout + done.stderr,
-                        root=Path(scratch),
+                        root=place,
                         log_path=None,
                     )
-                text = Path(scratch, "out.ptx").read_text(errors="replace")
+                text = (place / "out.ptx").read_text(errors="replace")
                 found += _read_ptx(text, name)
     return found
 
@@ -217,7 +215,7 @@ def _where_they_are_now(codes: list[Code], wanted: Wanted, build: Build) -> list
     ]
 
 
-def _run(argv: list[str], directory: str) -> str:
+def _run(argv: list[str], directory: Path) -> str:
     done = subprocess.run(
         argv, cwd=directory, capture_output=True, text=True, errors="replace", check=False
     )

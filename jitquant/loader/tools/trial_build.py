@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..compile.commands import compiler_environment, linker_flags, make_units
 from ..diagnostics import compile_error
 from ..errors import LoaderError
 from ..machine.processes import Command, default_jobs, run_side_by_side
+from ..machine.scratch import scratch
 from ..machine.torch_install import TorchInstall, torch_install
 from ..request.plan import Plan, Request
-
-if TYPE_CHECKING:
-    from ..core import Loader
 
 _KERNEL = """\
 __global__ void add_one(float* x) { x[threadIdx.x] += 1.0f; }
@@ -64,7 +60,7 @@ class TrialBuild:
     error: LoaderError | OSError | None
 
 
-def try_build(loader: Loader, archs: Sequence[str] | None = None) -> TrialBuild:
+def try_build(plan_of: Callable[[Request], Plan]) -> TrialBuild:
     """Compile, link, load and call a small kernel. Leaves no files behind.
 
     Raises:
@@ -72,21 +68,18 @@ def try_build(loader: Loader, archs: Sequence[str] | None = None) -> TrialBuild:
     """
     started = time.monotonic()
     error: LoaderError | OSError | None = None
-    with tempfile.TemporaryDirectory(prefix="jitquant-trial-") as name:
-        directory = Path(name)
+    with scratch("trial") as directory:
         (directory / "trial.cu").write_text(_KERNEL)
         (directory / "trial.cpp").write_text(_BINDING)
         sources = (directory / "trial.cu", directory / "trial.cpp")
-        request = Request(_NAME, sources, archs=None if archs is None else tuple(archs))
         try:
-            _build_and_call(loader, request, directory)
+            _build_and_call(plan_of(Request(_NAME, sources)), directory)
         except (LoaderError, OSError) as caught:
             error = caught
     return TrialBuild(time.monotonic() - started, error)
 
 
-def _build_and_call(loader: Loader, request: Request, directory: Path) -> None:
-    plan = loader.plan(loader.look_up(request))
+def _build_and_call(plan: Plan, directory: Path) -> None:
     torch = torch_install()
     argv = [sys.executable, "-I", "-S", "-c", _LOAD, f"{torch.library_dir}/libtorch_cpu.so"]
     with subprocess.Popen(

@@ -170,11 +170,12 @@ class Watcher:
             self.installed += installed
 
 
-def places_of(paths: Iterable[str]) -> Places:
+def places_of(paths: Iterable[str], *, hard_links: bool = False) -> Places:
     """The directories to watch for ``paths``: their parents, up to the root.
 
     For a symbolic link on the way, both the directory that contains it, because the link may
-    change, and its target.
+    change, and its target. With ``hard_links`` also the files that have another name, because a
+    directory does not report what is written to that.
     """
     places: set[tuple[str, int]] = set()
     queue = [(path, _INSIDE) for path in paths]
@@ -185,7 +186,10 @@ def places_of(paths: Iterable[str]) -> Places:
             seen.add((path, mask))
             up = os.path.dirname(path)
             with contextlib.suppress(OSError):
-                mode = os.lstat(path).st_mode
+                status = os.lstat(path)
+                mode = status.st_mode
+                if hard_links and status.st_nlink > 1 and not stat.S_ISDIR(mode):
+                    places.add((path, _INSIDE))
                 if stat.S_ISLNK(mode):
                     places.add((up, _INSIDE))
                     queue.append((os.path.join(up, os.readlink(path)), mask))

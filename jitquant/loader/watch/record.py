@@ -66,7 +66,7 @@ class Record:
     _looks: int = 0
     _installed: int = _NEVER
     _installed_until: float = 0.0
-    _places: list[Places] | None = field(default=None, repr=False)
+    _places: tuple[Places, Places] | None = field(default=None, repr=False)
 
     def changed(self) -> str | None:
         """What is not as it was: the path of a file or directory, or a name; else ``None``."""
@@ -118,7 +118,8 @@ class Record:
             self._looks += 1
             if self._looks > _LOOKS_BEFORE_WATCHING:
                 if self._places is None:
-                    self._places = [places_of(p for p, _ in group) for group in self.watched]
+                    ours, others = ([path for path, _ in group] for group in self.watched)
+                    self._places = places_of(ours, hard_links=True), places_of(others)
                 # First the generations and the watches, then the files: what changes in between
                 # is seen by one or the other.
                 near, far = self._places
