@@ -18,6 +18,7 @@ from jitquant.loader.request.sources import Roots, parse_depfile
 from jitquant.loader.store.match import Build
 
 from .test_old_code import factor, incbin, write
+from .test_searches import SWITCHED, script
 from .toys import entries, new_loader, write_factor
 
 #: Restores what ``KEPT`` lists for the same command and source, whatever else has changed.
@@ -140,6 +141,27 @@ def test_the_toolkits_headers_count_for_a_launcher(
     build(tmp_path / "two", source)
     build(tmp_path / "three", source)
     assert launcher.did() == ["miss k.cu", "miss k.cu", "hit k.cu"]
+
+
+def test_what_compilers_run_counts_for_a_launcher(
+    tmp_path: Path, launcher: Launcher, toolkit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "tools"
+    monkeypatch.setenv("COMPILER_PATH", str(tools))
+    assembler, profile = tools / "as", toolkit / "bin" / "nvcc.profile"
+    script(assembler, 'as "$@"')
+    profile.write_text("")
+    source = tmp_path / "k.cpp"
+    source.write_text(SWITCHED)
+    kernel = tmp_path / "toy.cu"
+    kernel.write_text('extern "C" int toy() { return 3; }\n')
+    assert value_of(build(tmp_path / "one", source)) == 3
+    build(tmp_path / "one", kernel)
+    script(assembler, 'as --defsym FOUR=1 "$@"')
+    assert value_of(build(tmp_path / "two", source)) == 4
+    profile.write_text("edited")
+    build(tmp_path / "two", kernel)
+    assert launcher.did() == ["miss k.cpp", "miss toy.cu", "miss k.cpp", "miss toy.cu"]
 
 
 @pytest.mark.parametrize("file", ["k.cpp", pytest.param("k.cu", marks=pytest.mark.slow)])

@@ -162,7 +162,7 @@ def test_what_embed_reads_is_searched_as_a_header(tmp_path: Path) -> None:
     (place / "b.bin").write_bytes(b"b")
     path = IncludePath((), (str(tmp_path), str(place)))
     roots = Roots({"src0": str(tmp_path)})
-    (searched, _) = searched_by([Unit(str(source), (str(place / "b.bin"),), path)], roots)
+    ((searched, _), _) = searched_by([Unit(str(source), (str(place / "b.bin"),), path)], roots)
     assert searched.names == {"a.bin": 2, "b.bin": 1}
 
 
@@ -178,6 +178,18 @@ def test_no_precompiled_header_is_taken(tmp_path: Path, loader: Loader) -> None:
     for value in (3, 4):
         write_factor(header, value)
         check(loader, source, value)
+
+
+def test_a_copy_of_a_header_that_is_read_once_is_edited(tmp_path: Path, loader: Loader) -> None:
+    """GCC passes over a file with the contents and the time of one with #pragma once."""
+    (tmp_path / "k.cpp").write_text(f'#include "a/foo.h"\n#include "b/foo.h"\n{FACTOR}')
+    once = "#pragma once\n#undef FACTOR\n#define FACTOR {}\n"
+    for place in directories(tmp_path, "a", "b"):
+        (place / "foo.h").write_text(once.format(3))
+        os.utime(place / "foo.h", (1, 1))
+    assert factor(loader, tmp_path / "k.cpp") == 3
+    (tmp_path / "b" / "foo.h").write_text(once.format(4))
+    check(loader, tmp_path / "k.cpp", 4)
 
 
 def test_a_next_header_comes_to_be_that_was_asked_for(tmp_path: Path, loader: Loader) -> None:

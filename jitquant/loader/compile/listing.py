@@ -31,9 +31,9 @@ def compile_units(
 
     A launcher restores an object without the lists of nvcc's host compiler and of the assembler,
     and may miss an edit: ccache that of a header that only the host half of a ``.cu`` includes,
-    sccache that of a file that ``.incbin`` reads. So what nvcc reads is listed first, and a digest
-    of that and of what nvcc runs (``tools``) is a part of the command. A unit with ``.incbin`` that
-    was restored is compiled again without the launcher.
+    sccache that of a file that ``.incbin`` reads, and both another assembler. So what nvcc reads
+    is listed first, and a digest of that and of what compilers run (``tools``) is a part of the
+    command. A unit with ``.incbin`` that was restored is compiled again without the launcher.
 
     Raises:
         CompileError: what the compilers read is not known.
@@ -66,8 +66,8 @@ def _with_digest(
     hasher: FileHasher,
     tools: Callable[[], Iterable[str]],
 ) -> Unit:
-    """``unit``, with the contents of what was listed as a macro that nothing reads."""
-    if not unit.is_listed:
+    """``unit``, with the contents of what was listed, and is run, as a macro that nothing reads."""
+    if not (unit.launcher or unit.is_listed):
         return unit
     read = (*read_by(unit, staging, plan.roots), *tools())
     states = {plan.roots.name(path): hasher.state(path) for path in read}

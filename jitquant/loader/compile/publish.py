@@ -34,9 +34,10 @@ def describe(
         FileNotFoundError: a header disappeared while it was being compiled.
     """
     headers: dict[str, str] = {}
-    read = dict.fromkeys(
-        [path for unit in built.units for path in (*unit.read, *unit.path.tools)] + [*built.linked]
-    )
+    searched, twins = searched_by(built.units, plan.roots)
+    searched += built.searched
+    paths = [path for unit in built.units for path in (*unit.read, *unit.path.tools)]
+    read = dict.fromkeys((*paths, *twins, *built.linked))
     callers = {path for unit in built.units for path in _named_by_path(unit, plan.roots)}
     for path in read:
         state = hasher.state(path)
@@ -46,7 +47,6 @@ def describe(
     for path in plan.sources:
         headers.pop(plan.roots.name(path), None)
     headers = dict(sorted(headers.items()))
-    searched = [*searched_by(built.units, plan.roots), *built.searched]
     uses_python = bool(built.trial.init_symbols) or any(
         name.startswith("=python/") for name in headers
     )

@@ -62,8 +62,9 @@ class SharedObjects:
         self, kept: Path, output: Path, roots: Roots, unit: includes.Unit, moment: int
     ) -> None:
         """Keep the object, unless a file was changed while it was compiled."""
-        states = {path: self._hasher.state(path) for path in (*unit.read, *unit.path.tools)}
-        searched = includes.searched_by([unit], roots)
+        searched, twins = includes.searched_by([unit], roots)
+        read = (*unit.read, *unit.path.tools, *twins)
+        states = {path: self._hasher.state(path) for path in read}
         visible = includes.visible_now(searched, roots)
         content = output.read_bytes()
         described = {

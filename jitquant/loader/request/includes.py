@@ -89,10 +89,15 @@ TOOLS = ("as", "ld", "cc1plus", "specs")
 LISTING = "/"
 
 
-def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
-    """The names that the compilers of ``units`` searched, and where."""
+def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], list[str]]:
+    """The names that the compilers of ``units`` searched, and where.
+
+    And files that GCC may have compared and left out: after ``#pragma once`` it passes over another
+    file of the same contents, size and time.
+    """
     texts: dict[str, Text] = {}
     found: list[Searched] = []
+    twins: list[str] = []
     for unit in units:
         search = _Search(unit)
         files = (unit.source, *unit.read)
@@ -119,7 +124,8 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
                 one = Searched(list(map(roots.place, places)), dict(sorted(names.items())))
                 if one not in found:
                     found.append(one)
-    return found
+        twins += search.twins
+    return found, twins
 
 
 class Include(NamedTuple):
@@ -189,6 +195,8 @@ class _Search:
         self._places = list(dict.fromkeys((*unit.path.quoted, *unit.path.bracketed)))
         self._read = {i: path for path in unit.read if (i := _identity(path))}
         self._unnamed = dict(self._read)
+        self._stamps = set(map(_stamp, self._read.values()))
+        self.twins: list[str] = []
         self._at: dict[tuple[str, str], _Identity | None] = {}
         self._names: dict[str, int] = {}
         self._beside: dict[str, dict[str, int]] = {}
@@ -260,7 +268,10 @@ class _Search:
     def _find(self, place: str, name: str) -> _Identity | None:
         key = (place, name)
         if key not in self._at:
-            self._at[key] = _identity(os.path.join(place, name))
+            path = os.path.join(place, name)
+            found = self._at[key] = _identity(path)
+            if found and found not in self._read and _stamp(path) in self._stamps:
+                self.twins.append(path)
         return self._at[key]
 
     def _is_read(self, found: _Identity | None, include: Include) -> bool:
@@ -269,6 +280,14 @@ class _Search:
             return False
         self._unnamed.pop(found, None)
         return True
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """What GCC compares first."""
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        return (status.st_size, int(status.st_mtime))
+    return (-1, 0)
 
 
 def _identity(path: str, *, of_directory: bool = False) -> _Identity | None:
