@@ -1,7 +1,5 @@
 // The kernels of recipes for training and rotation:
-//   rotated_amax_kernel      amax of a tensor after a rotation, into partials; without a rotation
-//                            amax_kernel (amax/partials.cuh) computes it, whose lanes need not take
-//                            the same number of steps
+//   rotated_amax_kernel      amax of a tensor after a rotation, into partials
 //   rotated_row_amax_kernel  the same for each row
 //   recipe_kernel            quantizes, given the amax of the values
 // Each thread has a block of 16 neighbors. Blocks that share a rotation or a scale are in the same
