@@ -367,6 +367,8 @@ bool run(const Launch& l, const std::function<void()>& thread) {
   if (!acceptable(l)) return false;
   shared = {};
   dl_iterate_phdr(find_shared, const_cast<void*>(l.in_shared));
+  // The host's thread-local variables are there too.
+  const std::vector<char> of_host(shared.data, shared.data + shared.bytes);
   blockDim = {l.block_x, l.block_y, 1};
   gridDim = {l.grid, 1, 1};
   body = thread;
@@ -380,6 +382,7 @@ bool run(const Launch& l, const std::function<void()>& thread) {
     run_gang((descending ? gangs - 1 - i : i) * size, size,
              i < 2 || i + 1 == gangs || i % (gangs / 4 + 1) == 0);
   }
+  std::memcpy(shared.data, of_host.data(), shared.bytes);
   return error_text[0] == '\0';
 }
 
