@@ -244,6 +244,7 @@ def test_no_spills_and_no_stack(name: str, cache: Path, compiled: Callable[[], N
     assert not over, "\n".join(over)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["amax_gsa"])
 def test_a_part_has_the_kernels_of_its_dtype(
     name: str, cache: Path, compiled: Callable[[], None], tmp_path: Path

@@ -220,6 +220,7 @@ def test_fixed_namespace_works_once_and_its_second_version_is_an_error(
     assert loader.get("fixed", [source]).answer(1) == 4
 
 
+@pytest.mark.slow
 def test_quiet_silences_the_warnings_of_compilers_too(tmp_path: Path) -> None:
     source = write_plain(tmp_path / "source")
     source.write_text('#warning "look here"\n' + source.read_text())
