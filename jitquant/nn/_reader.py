@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jitquant.nn._safetensors import Entry
+from jitquant.nn._safetensors import Entry, memory_of
 
 _REQUESTS = 4  # at a time: one alone leaves a fast disk idle between two
 _CHUNK = 8 << 20  # bytes of a request
@@ -126,7 +125,7 @@ def read_bytes(path: Path, begin: int, values: Tensor) -> None:
     Raises:
         OSError: the file ends before.
     """
-    view = memoryview((ctypes.c_char * len(values)).from_address(values.data_ptr()))
+    view = memory_of(values)
     with path.open("rb", buffering=0) as file:
         file.seek(begin)
         read = 0

@@ -139,6 +139,11 @@ def read_header(path: Path) -> dict[str, Entry]:
     return entries
 
 
+def memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor in host memory, which has to outlive this."""
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
+
+
 class Writer:
     """A file of tensors whose names, dtypes and shapes are known before their values.
 
@@ -219,7 +224,7 @@ class Writer:
         if tensor.numel() == 0:
             return
         self._wait(max(0, self._behind - tensor.nbytes))
-        data = memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
+        data = memory_of(tensor)
         jobs = [
             self._writer.submit(self._write, data),
             self._hasher.submit(self._digest.update, data),

@@ -241,7 +241,7 @@ def with_cupy() -> Launch:
 
     @functools.cache
     def load(cubin: Cubin) -> Any:
-        # A file in memory that stays: CuPy reads it again for another device.
+        # The file is in memory and is never closed, because CuPy reads it again for each device.
         file = os.memfd_create("cubin")
         os.write(file, cubin.code)
         return cupy.RawModule(path=f"/proc/self/fd/{file}")
