@@ -107,6 +107,31 @@ __global__ void __launch_bounds__(kThreads, (sizeof(T) == 2 ? 4 : 2) >> (kRotate
   AllPartials::put(maxima, reduce.max(mine.result()));
 }
 
+// The same for a contiguous tensor of fewer than 2^31 whole blocks.
+template <class T, Rotate kRotate>
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 4 : 2)
+    flat_rotated_amax_kernel(FlatSource<T> source, Rotation rotation, float* maxima) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  wait_for_previous();
+  let_next_begin();
+  const uint32_t minus = minus_signs(rotation, part_of(rotation));
+  const uint32_t count = static_cast<uint32_t>(source.blocks), step = gridDim.x * kThreads;
+  uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  Amax<typename Rotated<kRotate, T>::Element> mine;
+  Block<T> next = {};
+  if (i < count) next = source.fetch(i);
+#pragma unroll 1
+  while (i - (threadIdx.x & 31) < count) {
+    const Block<T> x = next;
+    i += step;
+    next = {};
+    if (i < count) next = source.fetch(i);
+    mine.add(rotated<kRotate>(x, rotation, minus));
+  }
+  AllPartials::put(maxima, reduce.max(mine.result()));
+}
+
 template <class T, Rotate kRotate>
 __global__ void __launch_bounds__(kThreads)
     rotated_row_amax_kernel(RowSource<T, kRotate> source, Rotation rotation, float* amaxes) {
@@ -208,18 +233,18 @@ __device__ __forceinline__ Nvfp4Codes recipe_block(const Block<T>& y, float b,
 }
 
 // Minimum thread blocks per SM, which limits the registers. Without a limit the fp32 kernels take
-// 60 to 102 on sm_90a, so two blocks fit.
-template <class T, Rotate kRotate, bool kStochastic>
+// 60 to 102 on sm_90a, so two blocks fit. With four, a selection after a rotation would spill.
+template <class T, Rotate kRotate, Scaling kScaling>
 constexpr int recipe_blocks_per_sm() {
   if (sizeof(T) == 4) return 1;
-  return kRotate == Rotate::kNone && !kStochastic ? 4 : 3;
+  return kRotate != Rotate::kNone && kScaling == Scaling::kSelect ? 3 : 4;
 }
 
 // A contiguous tensor of fewer than 2^31 whole blocks, with linear scales, one amax, generated
 // random bytes or none, and the rule kTe: if it were an argument, one thread block less would fit
 // on an SM with rotated rows.
 template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
-__global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kStochastic>())
+__global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kScaling>())
     flat_recipe_kernel(FlatSource<T> source, Divisor width, RecipeScale scale, Recipe recipe,
                        Nvfp4Output out) {
   __shared__ BlockReduce::Scratch scratch;
@@ -228,10 +253,12 @@ __global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kSt
   wait_for_previous();
   let_next_begin();
   const uint32_t minus = minus_signs(recipe.rotation, part_of(recipe.rotation));
-  const uint32_t count = static_cast<uint32_t>(source.blocks), step = gridDim.x * kThreads;
-  uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  // From the end, which the launch before has left in the L2 cache.
+  const int count = static_cast<int>(source.blocks), step = static_cast<int>(gridDim.x) * kThreads;
+  const int last = (count + kThreads - 1) / kThreads - 1;
+  int i = (last - static_cast<int>(blockIdx.x)) * kThreads + static_cast<int>(threadIdx.x);
   Block<T> next = {};
-  if (i < count) next = source.fetch(i);
+  if (i >= 0 && i < count) next = source.fetch(i);
   Selection selection = {};
   if (!kMx) {
     const float value = scale.of_tensor(reduce);
@@ -240,19 +267,19 @@ __global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kSt
   Draws draws;
   if (kStochastic) draws = Draws(recipe.rounding.rng_state);
 #pragma unroll 1
-  while (i - (threadIdx.x & 31) < count) {
+  while (i >= 0) {
     const Block<T> x = next;
-    const uint32_t here = i;
-    i += step;
-    if (i < count) next = source.fetch(i);
+    const int here = i;
+    i -= step;
+    if (i >= 0) next = source.fetch(i);
     const auto y = rotated<kRotate>(x, recipe.rotation, minus);
     float b = block_amax(y);
     if (kMx) b = amax_with_lane(b, 1);
     const Nvfp4Codes codes = recipe_block<kScaling, kStochastic>(
         y, b, selection, recipe,
         [&] {
-          const uint32_t row = width.quotient_of(here);
-          return draws.of(row, here - row * width.divisor);
+          const uint32_t at = static_cast<uint32_t>(here), row = width.quotient_of(at);
+          return draws.of(row, at - row * width.divisor);
         },
         [](float e, bool) { return e; });
     if (here >= count) continue;
@@ -357,6 +384,11 @@ RowSource<T, kRotate> row_source(const Matrix& x, const Rotation& rotation, cons
   }
 }
 
+// Whether a tensor is contiguous and has fewer than 2^31 blocks, all whole.
+inline bool has_flat_blocks(const Matrix& x) {
+  return is_flat(x) && x.rows * blocks_of(x.cols) < (int64_t{1} << 31) - (int64_t{1} << 24);
+}
+
 template <Scaling kScaling, bool kStochastic>
 cudaError_t launch_recipe(const Matrix& x, const Rope& rope, const RecipeScale& scale,
                           const Recipe& recipe, const Nvfp4Output& out, cudaStream_t stream) {
@@ -364,10 +396,9 @@ cudaError_t launch_recipe(const Matrix& x, const Rope& rope, const RecipeScale& 
     using T = decltype(element);
     return with_rotation(recipe.rotation, rope, [&](auto rotate) {
       const int64_t blocks = out.rows * out.blocks;
-      const bool flat = is_flat(x) && out.blocks * 16 == x.cols && !out.swizzled && !recipe.tile &&
-                        !scale.by_row && scale.rule == Nvfp4Recipe::kTe &&
-                        recipe.rounding.random_bytes == nullptr &&
-                        blocks < (int64_t{1} << 31) - (int64_t{1} << 24);
+      const bool flat = has_flat_blocks(x) && out.blocks * 16 == x.cols && !out.swizzled &&
+                        !recipe.tile && !scale.by_row && scale.rule == Nvfp4Recipe::kTe &&
+                        recipe.rounding.random_bytes == nullptr;
       // For one that is rarely asked for, the kernel for all tensors has to do.
       constexpr bool kRare = kScaling == Scaling::kSelect && kStochastic;
       if constexpr (rotate != Rotate::kRope && !kRare) {

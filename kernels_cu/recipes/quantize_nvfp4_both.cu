@@ -144,7 +144,9 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T>())
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, along = lane & (kLanes - 1);
   wait_for_previous();
   let_next_begin();
-  const uint32_t down = blockIdx.x / wide, across = blockIdx.x - down * wide;
+  // From the end, which the launch before has left in the L2 cache.
+  const uint32_t tile = gridDim.x - 1 - blockIdx.x;
+  const uint32_t down = tile / wide, across = tile - down * wide;
   // A uniform branch per thread block instead of another kernel: there are enough to compile.
   if (source.vector && source.cols % 16 == 0) {
     fetch_tile<true>(source, kSide * down, kLanes * across, tiles);

@@ -23,10 +23,16 @@ cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, const
         return cudaErrorInvalidValue;
       } else {
         const int64_t items = (x.rows * blocks_of(x.cols) + kThreads - 1) / kThreads;
-        const int64_t grid = persistent_grid(items, 4);
-        return launch<&rotated_amax_kernel<T, rotate>>(
-            {grid < kMaxPartials ? grid : kMaxPartials, kThreads, Start::kOverlapped}, stream,
-            source, rotation, maxima);
+        const int64_t most = persistent_grid(items, 4);
+        const LaunchShape shape = {most < kMaxPartials ? most : kMaxPartials, kThreads,
+                                   Start::kOverlapped};
+        if constexpr (rotate != Rotate::kRope) {
+          if (has_flat_blocks(x)) {
+            return launch<&flat_rotated_amax_kernel<T, rotate>>(shape, stream, flat_source<T>(x),
+                                                                rotation, maxima);
+          }
+        }
+        return launch<&rotated_amax_kernel<T, rotate>>(shape, stream, source, rotation, maxima);
       }
     });
   });

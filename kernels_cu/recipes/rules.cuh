@@ -45,32 +45,38 @@ __device__ __forceinline__ uint32_t minus_signs(const Rotation& r, int part) {
 }
 
 // Transforms 16 * r.lanes values, 16 per lane: first within the lane, then between the lanes of
-// `mask`, which call it together.
+// `mask`, which call it together. kExact: products with the factor are exact, so a sum of two is
+// rounded once if it is an fma.
+template <bool kExact = false>
 __device__ __forceinline__ void transform_within(float (&v)[16], const Rotation& r,
                                                  uint32_t minus) {
+  const auto factor = [&](int i) { return bits_float(float_bits(r.factor) | (minus >> i << 31)); };
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    v[i] = mul_rn(v[i], bits_float(float_bits(r.factor) | (minus >> i << 31)));
-  }
+  for (int i = 0; i < 16; i += kExact ? 2 : 1) v[i] = mul_rn(v[i], factor(i));
 #pragma unroll
   for (int h = 1; h < 16; h *= 2) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       if (i & h) continue;
       const float a = v[i], b = v[i + h];
-      v[i] = add_rn(a, b);
-      v[i + h] = add_rn(a, -b);
+      if (kExact && h == 1) {
+        v[i] = fma_rn(b, factor(i + 1), a);
+        v[i + 1] = fma_rn(b, -factor(i + 1), a);
+      } else {
+        v[i] = add_rn(a, b);
+        v[i + h] = add_rn(a, -b);
+      }
     }
   }
 }
 __device__ __forceinline__ void transform_lanes(float (&v)[16], const Rotation& r, uint32_t mask) {
 #pragma unroll 1
   for (int lanes = 1; lanes < r.lanes; lanes *= 2) {
-    const bool second = (threadIdx.x & lanes) != 0;
+    // A product with it is exact, so the fma is a sum or a difference.
+    const float sign = (threadIdx.x & lanes) != 0 ? -1.0f : 1.0f;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      const float other = __shfl_xor_sync(mask, v[i], lanes);
-      v[i] = add_rn(other, second ? -v[i] : v[i]);
+      v[i] = fma_rn(v[i], sign, __shfl_xor_sync(mask, v[i], lanes));
     }
   }
 }
@@ -89,7 +95,8 @@ __device__ __forceinline__ Rotated<kRotate, T> rotated(const Block<T>& x, const 
     float v[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) v[i] = value_of(x, i);
-    transform_within(v, r, minus);
+    // Of 16-bit values a quarter is exact in fp32.
+    transform_within<kRotate == Rotate::kTe && sizeof(T) == 2>(v, r, minus);
     if constexpr (kRotate == Rotate::kWide) transform_lanes(v, r, 0xffffffffu);
     return block_of<typename Rotated<kRotate, T>::Element>(v);
   }

@@ -89,19 +89,29 @@ struct RotatedSource : std::conditional_t<kRope, MoreRegisters, Nothing> {
     return fetch<kWhole>(p, block);
   }
 
-  // Zero if a lane has no block, past the last column, whatever it fetched.
+  // Zeros of any sign if a lane has no block, past the last column, whatever it fetched: all lanes
+  // of a group do, or none.
   template <bool kWhole, class R>
   __device__ __forceinline__ Value value(const Fetched& f, const R&, int64_t block) const {
+    Block<T> x = f.x;
+#pragma unroll
+    for (uint32_t& word : x.words) word = 16 * block < cols ? word : 0u;
     float v[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = value_of(f.x, i);
+    for (int i = 0; i < 16; ++i) v[i] = value_of(x, i);
     if constexpr (kRope) {
       if (f.there && 16 * block < rope.size) turn(v, f, block);
     }
     if (rotation.lanes > 0) {
       const int group = static_cast<int>(threadIdx.x) & 31 & -rotation.lanes;
       const int place = static_cast<int>(threadIdx.x) & (rotation.lanes - 1);
-      transform_within(v, rotation, f.there ? minus_signs(rotation, place) : 0u);
+      const uint32_t minus = f.there ? minus_signs(rotation, place) : 0u;
+      // Most transforms have no signs, so that factors need none.
+      if (minus != 0) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) v[i] = bits_float(float_bits(v[i]) ^ (minus >> i << 31));
+      }
+      transform_within(v, rotation, 0u);
       // Only whole groups of a warp may be here.
       transform_lanes(v, rotation, (0xffffffffu >> (32 - rotation.lanes)) << group);
       if (rotation.rounded) {
@@ -110,10 +120,7 @@ struct RotatedSource : std::conditional_t<kRope, MoreRegisters, Nothing> {
         for (int i = 0; i < 16; ++i) v[i] = value_of(y, i);
       }
     }
-    Value y;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) set_value(y, i, 16 * block < cols ? v[i] : 0.0f);
-    return y;
+    return block_of<float>(v);
   }
 
  private:
