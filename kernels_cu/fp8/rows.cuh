@@ -27,21 +27,24 @@ constexpr int kFewRowThreads = 1024;
 //   kLoop        the same in a loop, for thread blocks that wait for each other
 //   kCluster     one cluster of thread blocks per row, for rows that are too long for one
 //   kLanes       some lanes of a warp per row, for many rows of at most 1024 columns
+//   kLoose       as kBlockPerRow, for rows of two-byte values that are unaligned or not whole
 //   kReread      any number of thread blocks, any rows
-enum class Rows : int { kBlockPerRow, kFew, kLoop, kCluster, kLanes, kReread };
+enum class Rows : int { kBlockPerRow, kFew, kLoop, kCluster, kLanes, kLoose, kReread };
 template <Rows kRows>
 constexpr bool kIsOneRow = kRows != Rows::kLoop && kRows != Rows::kReread;
 template <Rows kRows>
 constexpr int kHeldOf = kRows == Rows::kReread ? 0 : (kRows == Rows::kFew ? 1 : kHeldBlocks);
 constexpr int kLaneRowThreads = 128;
+constexpr int kLooseRowThreads = 512;
 
 // There are fewer than 2^31 held rows, so that a row plus a grid step fits.
 template <bool kHolds>
 using RowIndex = std::conditional_t<kHolds, uint32_t, int64_t>;
 
 // A row in two passes over its blocks of values; each block has the same thread in both. If a
-// thread holds kHeld > 0 blocks, all blocks are whole, the whole row is loaded before any of it is
-// used, and the held blocks stay in registers. With kHeld = 0 the row is read again.
+// thread holds kHeld > 0 blocks, all blocks are whole (but with kLoose), the whole row is loaded
+// before any of it is used, and the held blocks stay in registers. With kHeld = 0 the row is read
+// again.
 template <class Source, bool kNorm, Rows kRows>
 struct RowPasses {
   static constexpr int kHeld = kHeldOf<kRows>;
@@ -49,7 +52,7 @@ struct RowPasses {
   using Value = typename RowValue<Source, kNorm>::Value;
   using Fetched = typename Source::Fetched;
   static constexpr int kBlocks = kHeld > 0 ? kHeld : 1;  // blocks in registers at the same time
-  static constexpr bool kLanes = kRows == Rows::kLanes;
+  static constexpr bool kLanes = kRows == Rows::kLanes, kLoose = kRows == Rows::kLoose;
   using Team = std::conditional_t<kRows == Rows::kCluster, ClusterTeam,
                                   std::conditional_t<kLanes, LaneTeam, BlockTeam>>;
   using Reduce =
@@ -176,9 +179,21 @@ struct RowPasses {
     }
   }
 
-  // Stores the codes of block b, which exists, of the row at `to`; `vector`: it is aligned.
+  // Whether this thread stores block b, perhaps of nothing.
+  __device__ __forceinline__ bool stores(int b) const { return kLoose || b < width; }
+
+  // Stores the codes of block b of the row at `to`; `vector`: it is aligned. With kLoose all lanes
+  // of a warp store together.
   __device__ __forceinline__ void store(uint8_t* to, int b, const uint4& codes, bool vector) const {
-    if constexpr (kHeld > 0) {
+    if constexpr (kLoose) {
+      const int lane = threadIdx.x & 31;
+      const int64_t at = b * int64_t{16}, left = source.cols - at;
+      if (left + 16 * lane >= 16 * 32) {
+        store_line<32>(to + at, lane, true, codes);
+      } else if (left > 0) {
+        store_bytes(to + at, left, false, codes);
+      }
+    } else if constexpr (kHeld > 0) {
       reinterpret_cast<uint4*>(to)[b] = codes;
     } else {
       store_bytes(to + b * int64_t{16}, source.cols - b * int64_t{16}, vector, codes);
@@ -263,7 +278,9 @@ struct RowPasses {
   __device__ __forceinline__ int at(int k) const { return team.thread() + k * team.threads(); }
   template <class W>
   __device__ __forceinline__ Block<W> weights(int b) const {
-    return load_block<true>(static_cast<const W*>(norm.weight.data) + b * 16, 16, true);
+    const W* const p = static_cast<const W*>(norm.weight.data) + b * 16;
+    if constexpr (kLoose) return load_block<false>(p, source.cols - b * 16, norm.weight.vector);
+    return load_block<true>(p, 16, true);
   }
 };
 
@@ -303,6 +320,7 @@ template <class Source, Rows kRows>
 constexpr int row_threads_most() {
   if (kRows == Rows::kCluster) return kClusterRowThreads;
   if (kRows == Rows::kLanes) return kLaneRowThreads;
+  if (kRows == Rows::kLoose) return kLooseRowThreads;
   return most_threads<Source>(kHeldOf<kRows>);
 }
 template <class Source, Rows kRows>
@@ -434,7 +452,7 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
       for (int k = 0; k < passes.kBlocks; ++k) {
         const int b = begin + k * passes.team.threads();
         const uint4 codes = cast_block(values[k], f, format);
-        if (b >= passes.width) break;
+        if (!passes.stores(b)) break;
         passes.store(to, b, codes, vector);
       }
     });
@@ -450,12 +468,26 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
 }
 
 #ifndef __CUDACC_RTC__
+// Up to this many rows per SM, short rows have a thread block each too.
+constexpr int kFewShortRows = 8;
+
 // The rows of a launch, and whether they can be held.
 struct RowWork {
   int64_t rows, cols;
   int most_threads;
   bool whole, cooperative;
   int least_lanes_log2;  // with kLanes; 6: not with kLanes
+
+  // Threads that hold a row.
+  int64_t threads() const { return (blocks_of(cols) + kHeldBlocks - 1) / kHeldBlocks; }
+  // Whether kLoose takes them.
+  bool loose() const {
+    return !whole && !cooperative && rows > 0 && cols > 0 && threads() <= kLooseRowThreads &&
+           rows < (threads() > 32 ? int64_t{1} << 31 : kFewShortRows * sm_count());
+  }
+  LaunchShape block_per_row() const {
+    return {rows, static_cast<int>((threads() + 31) / 32 * 32), Start::kOverlapped};
+  }
 
   // Whether kFew takes them.
   bool few() const {
@@ -480,15 +512,12 @@ struct RowWork {
   }
 };
 
-// Up to this many rows per SM, short rows have a thread block each too.
-constexpr int kFewShortRows = 8;
-
 // `width` is also one of the arguments. Without kLoop: of a kernel that is never cooperative.
 template <auto kBlockPerRow, auto kCluster, auto kLanes, auto kReread, auto kLoop = kReread,
           class... Args>
 cudaError_t launch_by_rows(const RowWork& work, RowWidth& width, cudaStream_t stream,
                            const Args&... args) {
-  const int64_t wanted = (blocks_of(work.cols) + kHeldBlocks - 1) / kHeldBlocks;
+  const int64_t wanted = work.threads();
   const bool held = work.whole && work.rows > 0 && wanted <= work.most_threads;
   if (work.whole && !held && !work.cooperative) {
     const LaunchShape shape = cluster_rows(work.rows, wanted);
@@ -503,7 +532,7 @@ cudaError_t launch_by_rows(const RowWork& work, RowWidth& width, cudaStream_t st
     return launch<kLanes>({(work.rows + rows - 1) / rows, kLaneRowThreads, Start::kOverlapped},
                           stream, args...);
   }
-  LaunchShape shape = {work.rows, static_cast<int>((wanted + 31) / 32 * 32), Start::kOverlapped};
+  LaunchShape shape = work.block_per_row();
   if (!held) {
     if (shape.block > kRereadThreads) shape.block = kRereadThreads;
     shape.grid = persistent_grid(work.rows, blocks_per_sm<kReread>(shape.block, 0));
@@ -538,6 +567,14 @@ cudaError_t launch_fp8_rows(const Source& source, const Normalize<typename Sourc
           return few(std::integral_constant<Fp8Case, Fp8Case::kGiven>());
         }
       }
+    }
+  }
+  if constexpr (kHasLoose<Source>) {
+    using Loose = LooseSource<typename Source::Element>;
+    if (work.loose()) {
+      return launch<&fp8_row_kernel<Loose, kNorm, Rows::kLoose>>(work.block_per_row(), stream,
+                                                                 Loose(source), norm, width, scale,
+                                                                 to, out.rows.vector, out.format);
     }
   }
   // Without a norm, a tensor's amax is not computed by rows: no launch is cooperative.

@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
         for (int k = 0; k < kBlocks; ++k) {
           const uint4 codes = encode_block<format>(values[k], numerics, false, factor[k], 0.0f);
           const int block = begin + k * passes.team.threads();
-          if (block < passes.width) passes.store(to, block, codes, vector);
+          if (passes.stores(block)) passes.store(to, block, codes, vector);
         }
       });
     });
@@ -179,6 +179,14 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
       return launch<&norm_group_kernel<Source, Rows::kFew, kCase>>(
           work.few_shape(), stream, source, norm, width, numerics, s, ScalePlaces(s), log_lanes,
           padded, to, out.data.vector);
+    }
+  }
+  if constexpr (kCase == GroupCase::kUsual && kHasLoose<Source>) {
+    using Loose = LooseSource<typename Source::Element>;
+    if (work.loose()) {
+      return launch<&norm_group_kernel<Loose, Rows::kLoose, kCase>>(
+          work.block_per_row(), stream, Loose(source), norm, width, numerics, s, ScalePlaces(s),
+          log_lanes, padded, to, out.data.vector);
     }
   }
   return launch_by_rows<&norm_group_kernel<Source, Rows::kBlockPerRow, kCase>,

@@ -350,4 +350,46 @@ __device__ __forceinline__ void store_bytes(uint8_t* p, int64_t count, bool vect
   }
 }
 
+// Stores 16 bytes for each of kLanes neighboring lanes, each at its `to`, which may have any
+// alignment. Each lane takes as many bytes from the one before it as come before its 16-byte
+// boundary. The first lane takes them from the last one: it stores both ends, by words. All lanes
+// of a warp call this together.
+template <int kLanes>
+__device__ __forceinline__ void store_line(uint8_t* to, int lane, bool there, const uint4& bytes) {
+  const int over = static_cast<int>(reinterpret_cast<uintptr_t>(to) & 15), skip = -over & 15;
+  const int before = over == 0 ? lane : (lane & -kLanes) | ((lane - 1) & (kLanes - 1));
+  uint32_t w[8] = {__shfl_sync(0xffffffffu, bytes.x, before),
+                   __shfl_sync(0xffffffffu, bytes.y, before),
+                   __shfl_sync(0xffffffffu, bytes.z, before),
+                   __shfl_sync(0xffffffffu, bytes.w, before),
+                   bytes.x,
+                   bytes.y,
+                   bytes.z,
+                   bytes.w};
+#pragma unroll
+  for (int i = 0; i < 6; ++i) w[i] = skip & 8 ? w[i + 2] : w[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) w[i] = skip & 4 ? w[i + 1] : w[i];
+  const uint32_t order = 0x3210 + 0x1111 * (skip & 3);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) w[i] = byte_permute(w[i], w[i + 1], order);
+  if (!there) return;
+  uint8_t* const aligned = to - over;
+  if ((lane & (kLanes - 1)) != 0) {
+    *reinterpret_cast<uint4*>(aligned) = make_uint4(w[0], w[1], w[2], w[3]);
+    return;
+  }
+  const auto place = [&](int i) { return aligned + i + (i < over ? 16 * kLanes : 0); };
+  uint32_t edge = 0;  // a word that is stored in two parts
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool whole = over <= 4 * i || over >= 4 * i + 4;
+    if (whole) *reinterpret_cast<uint32_t*>(place(4 * i)) = w[i];
+    if (!whole) edge = w[i];
+  }
+  if ((over & 3) == 0) return;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) *place((over & 12) + i) = static_cast<uint8_t>(edge >> (8 * i));
+}
+
 }  // namespace jitquant
