@@ -189,7 +189,8 @@ JITQUANT_HD uint32_t e2m1x8_stochastic_usual(const Block<T>& x, int half, float 
         byte_permute(r.words[2 * half + (i >> 2)], 0u, 0x4044u + 0x100u * (i & 3));
     return fma_rn(bits_float(byte), power, a);
   };
-  return (e2m1x8_and_half<true>(sum) >> 1 & 0x77777777u) | (e2m1x8_signs(x, half) & kSignBits);
+  return (e2m1x8_and_half<kMostTruncated>(sum) >> 1 & 0x77777777u) |
+         (e2m1x8_signs(x, half) & kSignBits);
 }
 
 // Of a block with any enc.
@@ -452,7 +453,9 @@ JITQUANT_HD Nvfp4Codes mxfp4_block(const Block<T>& x, float b, Mxfp4Scaling scal
   }
   const float enc = inverse_normal_power(e);
   if (r != nullptr) return stochastic_block(x, b, enc, scale, *r);
-  return {e2m1x8(x, 0, enc), e2m1x8(x, 1, enc), scale};
+  uint32_t codes[2];
+  e2m1x16_scaled(x, enc, codes);
+  return {codes[0], codes[1], scale};
 }
 
 }  // namespace jitquant

@@ -230,35 +230,37 @@ constexpr float kHalfUnit = 0x1p-14f;
 
 // Eight 3-bit codes, each with a rounding bit below, the first in the low four bits. f(i) is the
 // magnitude of value i in kHalfUnit, below 8. They are the upper bytes of the value truncated to
-// fp16. kTop: values from 8 to 16 become 7.
-template <bool kTop = false, class F>
+// fp16. kMost: the largest upper byte, for values that may be as large as 16; 0: they may not.
+constexpr uint32_t kMostTruncated = 0x0f, kMostRounded = 0x0e;
+template <uint32_t kMost = 0, class F>
 JITQUANT_HD uint32_t e2m1x8_and_half(F&& f) {
   const auto halves = [&](int i) {
     const uint32_t two = truncated_halves(f(i), f(i + 2));
-    return kTop ? halves_min(two, 0x0f000f00u) : two;
+    return kMost == 0 ? two : halves_min(two, kMost << 24 | kMost << 8);
   };
   const auto upper_bytes = [&](int i) { return byte_permute(halves(i), halves(i + 4), 0x7531); };
   return upper_bytes(0) + 16 * upper_bytes(1);
 }
 
-// Eight 3-bit codes of magnitudes below 7. Ties round up.
-template <class F>
+// Eight 3-bit codes of magnitudes below 7, or with kMost below 16. Ties round up.
+template <uint32_t kMost = 0, class F>
 JITQUANT_HD uint32_t e2m1x8_halves_up(F&& f) {
-  const uint32_t doubled = e2m1x8_and_half(f);
+  const uint32_t doubled = e2m1x8_and_half<kMost>(f);
   return doubled - (doubled >> 1 & 0x77777777u);
 }
 
 // As above with ties to even, given the codes from above.
-template <class F>
+template <uint32_t kMost = 0, class F>
 JITQUANT_HD uint32_t e2m1x8_halves_even(uint32_t halves_up, F&& f) {
   // The next smaller number has a different code only if f(i) is a tie.
-  const uint32_t below = e2m1x8_halves_up([&](int i) { return mul_rn(f(i), 0x1.fffffep-1f); });
+  const uint32_t below =
+      e2m1x8_halves_up<kMost>([&](int i) { return mul_rn(f(i), 0x1.fffffep-1f); });
   return below + ((halves_up - below) & below & 0x11111111u);
 }
 
 // Sixteen such codes of magnitude(i), ties to even. A tie ends with 21 zero bits. Most blocks have
 // no value whose low 16 bits are zero, so checking these is enough for them.
-template <class F>
+template <uint32_t kMost = 0, class F>
 JITQUANT_HD void e2m1x16_magnitudes(F&& magnitude, uint32_t (&codes)[2]) {
   float x[16];
   uint32_t least[2] = {~0u, ~0u};
@@ -270,11 +272,11 @@ JITQUANT_HD void e2m1x16_magnitudes(F&& magnitude, uint32_t (&codes)[2]) {
   }
   const auto half_of = [&](int half) { return [&x, half](int i) { return x[8 * half + i]; }; };
   JITQUANT_UNROLL
-  for (int half = 0; half < 2; ++half) codes[half] = e2m1x8_halves_up(half_of(half));
+  for (int half = 0; half < 2; ++half) codes[half] = e2m1x8_halves_up<kMost>(half_of(half));
   if ((lower_halves_min(least[0], least[1], ~0u) & 0xffffu) != 0) return;
   JITQUANT_UNROLL
   for (int half = 0; half < 2; ++half) {
-    codes[half] = e2m1x8_halves_even(codes[half], half_of(half));
+    codes[half] = e2m1x8_halves_even<kMost>(codes[half], half_of(half));
   }
 }
 
@@ -340,6 +342,29 @@ JITQUANT_HD void e2m1x16_ordinary(const Block<T>& x, float enc, float d, uint32_
       codes[half] |= e2m1x8_signs(x, half) & kSignBits;
     }
   }
+#endif
+}
+
+// E2M1 of all values times enc, a power of two. Every product is below 16.
+template <class T>
+JITQUANT_HD void e2m1x16_scaled(const Block<T>& x, float enc, uint32_t (&codes)[2]) {
+#if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
+  JITQUANT_UNROLL
+  for (int half = 0; half < 2; ++half) codes[half] = e2m1x8(x, half, enc);
+#else
+  const float unit = enc * kHalfUnit;
+  if constexpr (sizeof(T) == 4) {
+    e2m1x16_magnitudes<kMostRounded>([&](int i) { return mul_rn(magnitude_of(x, i), unit); },
+                                     codes);
+  } else {
+    JITQUANT_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const auto f = [&](int i) { return mul_rn(magnitude_of(x, 8 * half + i), unit); };
+      codes[half] = e2m1x8_halves_even<kMostRounded>(e2m1x8_halves_up<kMostRounded>(f), f);
+    }
+  }
+  JITQUANT_UNROLL
+  for (int half = 0; half < 2; ++half) codes[half] |= e2m1x8_signs(x, half) & kSignBits;
 #endif
 }
 
