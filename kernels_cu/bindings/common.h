@@ -342,6 +342,8 @@ class Launching {
   Launching& operator=(const Launching&) = delete;
 
  private:
+  void leave();
+
   Call& call_;
   void* guard_ = nullptr;
 

@@ -84,10 +84,12 @@ class _Memory:
 
 
 class _Value(ctypes.Structure):
-    """``StableIValue`` of ``emulation/torch/csrc/stable/library.h``."""
+    """``Value`` of ``emulation/torch/csrc/stable/c/shim.h``."""
 
     _fields_ = (
         ("present", ctypes.c_bool),
+        ("is_optional", ctypes.c_bool),
+        ("is_number", ctypes.c_bool),
         ("integer", ctypes.c_int64),
         ("number", ctypes.c_double),
         ("text", ctypes.c_char_p),
@@ -260,8 +262,13 @@ class Machine:
             raise RuntimeError(f"{text.decode()} has no {sorted(kwargs)}")
         memory = _Memory(self._machine)
         values = (_Value * len(complete))(*(_Value.of(value, memory) for value in complete))
+        for value, argument in zip(values, schema.arguments, strict=True):
+            declared = str(argument.real_type)
+            value.is_optional = declared.startswith("Optional[")
+            value.is_number = "float" in declared
         refusal = ctypes.create_string_buffer(1024)
-        done = library.emulation_call(name, values, refusal, ctypes.c_size_t(len(refusal)))
+        sizes = ctypes.c_size_t(len(complete)), ctypes.c_size_t(len(refusal))
+        done = library.emulation_call(name, values, sizes[0], refusal, sizes[1])
         memory.give_back()
         error = self._machine.emulation_error().decode()
         if error or not done:
