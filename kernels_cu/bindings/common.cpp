@@ -3,6 +3,8 @@
 #include <limits>
 #include <numeric>
 
+#include "text.h"
+
 namespace jitquant {
 namespace {
 
@@ -74,10 +76,19 @@ struct Region {
 
 }  // namespace
 
+std::string shape_text(const Shape& shape) {
+  std::vector<int64_t> sizes;
+  for (int64_t i = 0; i < shape.dim(); ++i) sizes.push_back(shape.size(i));
+  View view;
+  view.rank = shape.dim();
+  view.sizes = sizes.data();
+  return text_of({shape_text(view)});
+}
+
 void check_own_elements(const View& t, const char* name) {
   if (!overlaps(t)) return;
-  fail(name, ": expected memory of its own for each element, as it is written, got strides ",
-       strides_text(t), ". Pass ", name, ".contiguous() or a slice of a contiguous tensor");
+  fail_with({name, ": expected memory of its own for each element, as it is written, got strides ",
+             strides_text(t), ". Pass ", name, ".contiguous() or a slice of a contiguous tensor"});
 }
 
 void check_own_memory(const Reached* all, const std::vector<std::string>& names) {
@@ -89,9 +100,9 @@ void check_own_memory(const Reached* all, const std::vector<std::string>& names)
     if (!all[i].written) continue;
     for (size_t j = 0; j < names.size(); ++j) {
       if (i == j || (all[j].written && j > i) || !regions[i].meets(regions[j])) continue;
-      fail(names[i],
-           ": expected memory of its own, as it is written, got memory that it shares with ",
-           names[j], ". Pass a copy, such as ", names[i], ".clone()");
+      fail_with({names[i],
+                 ": expected memory of its own, as it is written, got memory that it shares with ",
+                 names[j], ". Pass a copy, such as ", names[i], ".clone()"});
     }
   }
 }
@@ -122,9 +133,9 @@ void fail_on_device(const View& t, const char* name, const View& like) {
   JITQUANT_CHECK(t.is_cuda(), name,
                  ": expected a tensor on cuda, got one on the CPU. Move it with ", name,
                  ".to('cuda')");
-  fail(name, ": expected a tensor on cuda:", like.get_device_index(),
-       ", as the input is, got one on cuda:", t.get_device_index(),
-       ". Move one of them with .to()");
+  fail_with({name, ": expected a tensor on cuda:", like.get_device_index(),
+             ", as the input is, got one on cuda:", t.get_device_index(),
+             ". Move one of them with .to()"});
 }
 
 const uint8_t* bytes_of(const View& t, const char* name, int64_t alignment) {
@@ -142,7 +153,7 @@ DType dtype_of(ScalarType dtype, const char* name) {
     case ScalarType::Float:
       return DType::kFloat32;
     default:
-      fail(name, ": expected bfloat16, float16 or float32, got ", dtype_text(dtype));
+      fail_with({name, ": expected bfloat16, float16 or float32, got ", dtype_text(dtype)});
   }
   return DType::kFloat32;
 }
@@ -231,8 +242,8 @@ void check_name(const char* name, std::string_view value,
   for (const std::string_view one : accepted) {
     names = text_of({names, names.empty() ? "'" : ", '", one, "'"});
   }
-  fail(name, accepted.size() > 1 ? ": expected one of " : ": expected ", names, ", got '", value,
-       "'");
+  fail_with({name, accepted.size() > 1 ? ": expected one of " : ": expected ", names, ", got '",
+             value, "'"});
 }
 
 void check_number(const char* name, std::optional<double> value, double least, double most,
@@ -246,7 +257,7 @@ void check_dtype(const char* name, ScalarType dtype, std::initializer_list<Scala
   for (const ScalarType one : accepted) {
     if (dtype == one) return;
   }
-  fail(name, ": expected ", expected, ", got ", dtype_text(dtype), way_out);
+  fail_with({name, ": expected ", expected, ", got ", dtype_text(dtype), way_out});
 }
 
 GlobalScale given_scale(const View& gsa) {

@@ -72,6 +72,8 @@ class Shape {
   int64_t trailing_ = 0;
 };
 
+std::string shape_text(const Shape& shape);
+
 inline int64_t count_of(const Shape& shape) {
   int64_t count = 1;
   for (int64_t i = 0; i < shape.dim(); ++i) count *= shape.size(i);

@@ -12,6 +12,7 @@
 
 #include "jitquant/export.h"
 #include "stream.h"
+#include "text.h"
 
 namespace jitquant::exported {
 

@@ -5,6 +5,9 @@
 
 #include <torch/csrc/stable/c/shim.h>
 
+#include <array>
+#include <cstring>
+
 #include "direct.h"
 
 namespace jitquant {

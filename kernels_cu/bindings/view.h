@@ -1,13 +1,9 @@
-// What the checks need to know about a tensor, and how they raise errors. Without torch's headers,
-// which take longer to compile than a binding.
+// What the checks need to know about a tensor, and how they raise errors (text.h). Without torch's
+// headers, which take longer to compile than a binding.
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <initializer_list>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -33,65 +29,47 @@ enum class ScalarType : int8_t {
   Undefined = 46,
 };
 
-// Formatted as in Python: the shortest text that identifies the number.
-inline std::string shortest(double d) {
-  if (d != d) return "nan";
-  if (d - d != 0) return d > 0 ? "inf" : "-inf";
-  char buffer[40];
-  int digits = 0;
-  do std::snprintf(buffer, sizeof buffer, "%.*e", digits++, d);
-  while (digits < 17 && std::strtod(buffer, nullptr) != d);
-  const int exponent = std::atoi(std::strchr(buffer, 'e') + 1);
-  if (exponent >= -4 && exponent < 16) {
-    const int decimals = digits - 1 - exponent;
-    std::snprintf(buffer, sizeof buffer, "%.*f", decimals > 1 ? decimals : 1, d);
-  }
-  return buffer;
-}
+struct View;
 
-// Part of a message. Messages are assembled at run time: code for each combination of types would
-// be most of a binding.
+// Part of a message: as it stands in a call, two words and nothing to destroy. So a check that
+// fails takes little code.
 class TextPart {
  public:
-  TextPart(const char* s) : text_(s) {}         // NOLINT: what a message says is made of these
-  TextPart(std::string_view s) : text_(s) {}    // NOLINT
-  TextPart(const std::string& s) : text_(s) {}  // NOLINT
-  TextPart(double d) : number_(d), kind_(kNumber) {}  // NOLINT
+  TextPart(const char* s) : TextPart(std::string_view(s)) {}  // NOLINT: made from what it says
+  TextPart(const std::string& s) : TextPart(std::string_view(s)) {}  // NOLINT
+  TextPart(std::string_view s)                                       // NOLINT
+      : text_(s.data()), size_(static_cast<uint32_t>(s.size())), kind_(Kind::kText) {}
+  TextPart(double d) : number_(d), kind_(Kind::kNumber) {}  // NOLINT
   template <class Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>
-  TextPart(Integer i) : integer_(static_cast<int64_t>(i)), kind_(kInteger) {}  // NOLINT
+  TextPart(Integer i) : integer_(static_cast<int64_t>(i)), kind_(Kind::kInteger) {}  // NOLINT
 
-  void append_to(std::string& message) const {
-    if (kind_ == kText) {
-      message += text_;
-      return;
-    }
-    message += kind_ == kNumber ? shortest(number_) : std::to_string(integer_);
-  }
+  [[gnu::visibility("hidden")]] void append_to(std::string& message) const;
 
  private:
-  std::string_view text_;
-  double number_ = 0.0;
-  int64_t integer_ = 0;
-  enum { kText, kNumber, kInteger } kind_ = kText;
+  friend TextPart dtype_text(ScalarType dtype);
+  friend TextPart shape_text(const View& t);
+  friend TextPart strides_text(const View& t);
+  enum class Kind : uint32_t { kText, kNumber, kInteger, kDtype, kTuple };
+
+  TextPart(int64_t integer, Kind kind) : integer_(integer), kind_(kind) {}
+  TextPart(const int64_t* numbers, int64_t count)
+      : numbers_(numbers), size_(static_cast<uint32_t>(count)), kind_(Kind::kTuple) {}
+
+  union {
+    const char* text_;
+    const int64_t* numbers_;
+    int64_t integer_;
+    double number_;
+  };
+  uint32_t size_ = 0;
+  Kind kind_;
 };
 
-__attribute__((noinline)) inline std::string text_of(std::initializer_list<TextPart> parts) {
-  std::string message;
-  for (const TextPart& part : parts) part.append_to(message);
-  return message;
-}
+[[gnu::visibility("hidden")]] std::string text_of(std::initializer_list<TextPart> parts);
 
-// Throws what torch raises as a RuntimeError. Avoids iostream: with a statically linked C++
-// library, a stream would mix two copies of it.
-[[noreturn]] __attribute__((noinline, cold)) inline void fail_with(
-    std::initializer_list<TextPart> parts) {
-  throw std::runtime_error(text_of(parts));
-}
-
-template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  fail_with({parts...});
-}
+// Throws what torch raises as a RuntimeError.
+[[noreturn, gnu::cold, gnu::visibility("hidden")]] void fail_with(
+    std::initializer_list<TextPart> parts);
 
 #define JITQUANT_CHECK(condition, ...) \
   if (!(condition)) jitquant::fail_with({__VA_ARGS__})
@@ -134,59 +112,14 @@ struct View {
 struct InPlace : View {};
 
 // Formatted as in Python.
-inline std::string dtype_text(ScalarType dtype) {
-  switch (static_cast<int>(dtype)) {
-    case 0:
-      return "torch.uint8";
-    case 1:
-      return "torch.int8";
-    case 2:
-      return "torch.int16";
-    case 3:
-      return "torch.int32";
-    case 4:
-      return "torch.int64";
-    case 5:
-      return "torch.float16";
-    case 6:
-      return "torch.float32";
-    case 7:
-      return "torch.float64";
-    case 11:
-      return "torch.bool";
-    case 15:
-      return "torch.bfloat16";
-    case 23:
-      return "torch.float8_e5m2";
-    case 24:
-      return "torch.float8_e4m3fn";
-    case 44:
-      return "torch.float8_e8m0fnu";
-    case 45:
-      return "torch.float4_e2m1fn_x2";
-    default:
-      return text_of({"of dtype ", static_cast<int>(dtype)});
-  }
+inline TextPart dtype_text(ScalarType dtype) {
+  return {static_cast<int64_t>(dtype), TextPart::Kind::kDtype};
 }
-
-template <class F>
-std::string tuple_text(int64_t count, F&& number) {
-  std::string text = "(";
-  for (int64_t i = 0; i < count; ++i) {
-    if (i > 0) text += ", ";
-    TextPart(number(i)).append_to(text);
-  }
-  text += count == 1 ? ",)" : ")";
-  return text;
+inline TextPart shape_text(const View& t) {
+  return {t.sizes, t.rank};
 }
-
-template <class Sized>
-std::string shape_text(const Sized& t) {
-  return tuple_text(t.dim(), [&](int64_t i) { return t.size(i); });
-}
-
-inline std::string strides_text(const View& t) {
-  return tuple_text(t.dim(), [&](int64_t i) { return t.stride(i); });
+inline TextPart strides_text(const View& t) {
+  return {t.strides, t.rank};
 }
 
 }  // namespace jitquant
