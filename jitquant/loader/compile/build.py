@@ -107,8 +107,14 @@ def build(
             )
         return path._replace(tools=(*path.tools, *named.files))
 
+    def paths_of_own() -> list[includes.IncludePath]:
+        found = [path_of(unit) for unit in own]
+        for tool in dict.fromkeys(tool for path in found for tool in path.tools):
+            hasher.state(tool)  # half a second if none is known, while the compilers run
+        return found
+
     prepare = _in_background(_import_torch_extension_tools)
-    paths = _in_background(lambda: [path_of(unit) for unit in own])
+    paths = _in_background(paths_of_own)
 
     def run(
         commands: Sequence[Command],
