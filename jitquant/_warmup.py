@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from jitquant import loader
+from jitquant.formats import CODES_PER_BYTE
 from jitquant.loader import CudaModule
 from jitquant.ops import ALL_OPS
-from jitquant.ops.parts import PARTS, Part
+from jitquant.ops.parts import PARTS, SEGMENT, Part
 
 __all__ = ["warmup"]
 
@@ -72,11 +73,12 @@ def first_calls(dtype: torch.dtype) -> list[tuple[str, Part | None]]:
     """Module and part that first calls of ops with ``dtype`` wait for, each once; None: all."""
     # Rows of each kind that products have kernels for.
     counts = (1, 16, 32, 64, 128, 1024)
-    inputs = [torch.empty(rows, 16, dtype=dtype, device="meta") for rows in counts]
+    inputs = [torch.empty(rows, SEGMENT, dtype=dtype, device="meta") for rows in counts]
     few, many = (
-        torch.empty(experts, 16, 8, dtype=torch.uint8, device="meta") for experts in (8, 256)
+        torch.empty(experts, 16, SEGMENT // CODES_PER_BYTE, dtype=torch.uint8, device="meta")
+        for experts in (8, 256)
     )
-    codes = torch.empty(1, 16, dtype=torch.uint8, device="meta")
+    codes = torch.empty(1, SEGMENT, dtype=torch.uint8, device="meta")
     found: dict[tuple[str, Part | None], None] = {}
     for op in ALL_OPS:
         varied: dict[str, tuple[Any, ...]] = {n: op.choices.get(n, ("",)) for n in _TELLING}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 from jitquant.formats import CODES_PER_BYTE, NVFP4_BLOCK
 from jitquant.numerics import experts as numerics
 from jitquant.ops import _checks
-from jitquant.ops.parts import PARTS, Part
+from jitquant.ops.parts import PARTS, SEGMENT, Part, has_tiles
 from jitquant.ops.schema import FP32, INPUT, INTEGERS, OUTPUT, Op, Plan, Result
 from jitquant.tensors import NVFP4Tensor
 
@@ -150,20 +152,33 @@ def _plan_experts(
 #: ones; so many pairs are multiplied at once on every device, and by tiles so many results in all
 #: (nvfp4_experts.cu).
 _FEW_ROWS, _ROWS_OF_TALL, _PAIRS_AT_ONCE, _MOST_TILED = 32, 64, 1024, 1 << 28
+#: From so many rows per expert on tiles multiply all of them, if the columns are such a multiple.
+_ROWS_OF_TILES, _COLS_OF_TILES = 9, 64
 #: What kernels are for, and the number that asks for them (expert_tiles.cuh).
-_ONE_ROW, _BUNDLED, _TILED, _TALL, _LAYER = 1, 2, 4, 8, 16
+_ONE_ROW, _BUNDLED, _TILED, _TALL, _LAYER, _TO_OWN, _TO_FLOAT = 1, 2, 4, 8, 16, 32, 64
+_FEW = _BUNDLED | _LAYER | _TO_OWN | _TO_FLOAT
 
 
-def _part(x: Tensor, w_fp4: Tensor) -> Part | None:
+def _cols_of(weight: Tensor) -> int:
+    return CODES_PER_BYTE * weight.shape[-1:].numel()
+
+
+def _part(x: Tensor, w_fp4: Tensor, dtype: torch.dtype | None = None) -> Part | None:
     # A part is asked for before anything is checked.
     of, rows = PARTS.get(x.dtype), x.shape[:-1].numel()  # codes need the whole module
     if of is None:
         return of
+    count, cols = w_fp4.shape[:1].numel(), _cols_of(w_fp4)
     if rows <= _FEW_ROWS:
-        return _with(of, "few_rows", _BUNDLED | _LAYER)
-    if rows <= _ROWS_OF_TALL * w_fp4.shape[:1].numel():
-        return _with(of, "grouped_some_rows", _BUNDLED | _TILED)
-    return _with(of, "grouped_many_rows", _BUNDLED | _TILED | _TALL)
+        return _with(of, "few_rows", _FEW, cols % SEGMENT == 0)
+    is_tall = rows > _ROWS_OF_TALL * count
+    name, tiles = f"grouped_{'many' if is_tall else 'some'}_rows", _TILED | _TALL * is_tall
+    every = _BUNDLED | tiles | _TO_OWN | _TO_FLOAT
+    to = {None: _TO_OWN, x.dtype: _TO_OWN, torch.float32: _TO_FLOAT}.get(dtype)
+    if to and rows >= _ROWS_OF_TILES * count and not cols % _COLS_OF_TILES and has_tiles(x.device):
+        own = f"{name}_in_tiles{'_to_fp32' * (to == _TO_FLOAT)}"
+        return _with(of, own, tiles | to, wider=(name, every))
+    return _with(of, name, every, cols % SEGMENT == 0)
 
 
 def _part_of_layer(
@@ -172,21 +187,37 @@ def _part_of_layer(
     of, rows = PARTS.get(x.dtype), x.shape[:-1].numel()
     if of is None:
         return of
+    cols = math.gcd(_cols_of(gate_up_fp4), _cols_of(down_fp4))
     if rows == 1:
-        return _with(of, "one_row", _ONE_ROW | _LAYER)
+        return _with(of, "one_row", _ONE_ROW | _LAYER, cols % SEGMENT == 0)
     if rows <= _FEW_ROWS:
-        return _with(of, "few_rows", _BUNDLED | _LAYER)
-    pairs = rows * topk_ids.shape[-1:].numel()
-    if pairs > _ROWS_OF_TALL * gate_up_fp4.shape[:1].numel():
+        return _with(of, "few_rows", _FEW, cols % SEGMENT == 0)
+    pairs, count = rows * topk_ids.shape[-1:].numel(), gate_up_fp4.shape[:1].numel()
+    is_tall = pairs > _ROWS_OF_TALL * count
+    # Of more, one row may be left to multiply alone.
+    at_once = pairs * down_fp4.shape[1:2].numel() <= _MOST_TILED
+    more = ("more_rows", _ONE_ROW | _BUNDLED | _TILED | _LAYER)
+    in_tiles = pairs >= _ROWS_OF_TILES * count and not cols % _COLS_OF_TILES
+    if at_once and in_tiles and has_tiles(x.device):
+        if is_tall:
+            return _with(of, "many_rows_in_tiles", _TILED | _TALL | _LAYER)
+        return _with(of, "rows_in_tiles", _TILED | _LAYER, wider=more)
+    if is_tall:
         return of
-    # Of more pairs, one row may be left to multiply alone.
-    if pairs <= _PAIRS_AT_ONCE and pairs * down_fp4.shape[1:2].numel() <= _MOST_TILED:
-        return _with(of, "some_rows", _BUNDLED | _TILED | _LAYER)
-    return _with(of, "more_rows", _ONE_ROW | _BUNDLED | _TILED | _LAYER)
+    if at_once and pairs <= _PAIRS_AT_ONCE:
+        more = ("some_rows", _BUNDLED | _TILED | _LAYER)
+    return _with(of, *more, cols % SEGMENT == 0)
 
 
-def _with(of: Part, name: str, kernels: int) -> Part:
-    return of.narrowed(name, f"-DJITQUANT_EXPERTS={kernels}")
+@functools.cache  # each call asks
+def _with(
+    of: Part, name: str, kernels: int, aligned: bool = False, wider: tuple[str, int] | None = None
+) -> Part:
+    """The part with some kernels, and the next one if these do not do for a call."""
+    part = of.narrowed(name, f"-DJITQUANT_EXPERTS={kernels}")
+    if wider is not None:
+        part = part._replace(of=_with(of, *wider))
+    return part.aligned if aligned else part
 
 
 GROUPED_LINEAR = Op(

@@ -14,7 +14,7 @@ from jitquant.formats import CODES_PER_BYTE, COMPUTES, NVFP4_BLOCK, Compute, one
 from jitquant.numerics import linear as numerics
 from jitquant.ops import _checks
 from jitquant.ops.fp8 import quantize_fp8
-from jitquant.ops.parts import PARTS, Part
+from jitquant.ops.parts import PARTS, SEGMENT, Part
 from jitquant.ops.schema import FP32, INPUT, OUTPUT, Arguments, Op, Plan, Result, by_name, fp32
 from jitquant.tensors import NVFP4Tensor, QuantizedTensor
 
@@ -173,7 +173,9 @@ _RESULTS = {
 }
 
 
-def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = None) -> Part | None:
+def _part(
+    x: Tensor, w_fp4: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Part | None:
     of = PARTS.get(x.dtype) if x_sf is None else _CODES
     if dtype is None:
         dtype = x.dtype if x_sf is None else torch.bfloat16
@@ -181,16 +183,18 @@ def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = Non
     to = _RESULTS.get(dtype) if isinstance(dtype, torch.dtype) else None
     if of is None or to is None:
         return None
-    rows = x.shape[:-1].numel()
+    rows, cols = x.shape[:-1].numel(), CODES_PER_BYTE * w_fp4.shape[-1:].numel()
     for most in (_FEWEST_ROWS, _FEW_ROWS, _SOME_ROWS, _MORE_ROWS):
         if rows <= most:
-            return _of_rows(of, to, most)
-    return _of_rows(of, to, 0)
+            return _of_rows(of, to, most, cols % SEGMENT == 0)
+    return _of_rows(of, to, 0, cols % SEGMENT == 0)
 
 
 @functools.cache  # each call asks
-def _of_rows(of: Part, to: Part, most: int) -> Part:
+def _of_rows(of: Part, to: Part, most: int, aligned: bool = False) -> Part:
     """What products of up to ``most`` rows need; 0: of any number."""
+    if aligned:
+        return _of_rows(of, to, most).aligned
     flag = f"-DJITQUANT_LINEAR_ROWS={most}"
     if most == _FEWEST_ROWS:
         return of.narrowed("fewest_rows", flag)._replace(of=_of_rows(of, to, _FEW_ROWS))

@@ -28,6 +28,11 @@ class Part(NamedTuple):
         """Some of this part's kernels."""
         return Part(f"{self.name}_{name}", (*self.flags, *flags), self)
 
+    @property
+    def aligned(self) -> Part:
+        """This part without the kernels for operands that are not aligned."""
+        return self.narrowed("aligned", "-DJITQUANT_ALIGNED")
+
     def apart(self) -> Part:
         """The same, where wider ones are not to be built."""
         return self._replace(of=None)
@@ -38,6 +43,9 @@ class Part(NamedTuple):
         return [] if self.of is None else [self.of, *self.of.wider]
 
 
+#: Operands of products are aligned if their columns are a multiple of this and their memory is
+#: aligned to 16 bytes, which is seen in the call (kernels_cu/gemm/product.cuh).
+SEGMENT = 256
 #: By the dtype that kernels are for; the flag is for `dispatch` of dispatch.cuh.
 PARTS = {
     dtype: Part(name, (f"-DJITQUANT_DTYPE={number}",))
@@ -45,6 +53,12 @@ PARTS = {
         {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}.items()
     )
 }
+
+
+@functools.cache
+def has_tiles(device: torch.device) -> bool:
+    """Whether products are by warpgroups there; on a device without kernels, whether they may."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def part_for_residual(dtype: torch.dtype, residual: Tensor | None) -> Part | None:

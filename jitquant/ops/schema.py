@@ -309,6 +309,7 @@ class Op:
         self._sources = [f"{module}.cu"]
         self._kept: Compiled | None = None
         self._others: dict[Part | None, Compiled] = {}
+        self._lacking: set[Part] = set()
         names = {} if attributes is None else attributes
         self.parts = tuple(names.get(r, r) for r in self.results)
         self.buffers_of = _attributes(self.parts)
@@ -405,7 +406,30 @@ class Op:
         if self._part is None:
             return PARTS.get(arguments[self.names[0]].dtype)
         part: Part | None = self._part(arguments)
+        if self._lacking:
+            while part is not None and part in self._lacking:
+                part = part.of
         return part
+
+    def _lacks(self, part: Part | None, error: RuntimeError) -> bool:
+        """Whether ``error`` says that the part lacks a call's kernels: calls get a wider one then.
+
+        Which kernels a call needs also depends on addresses and devices, so the part is a guess.
+        """
+        if part is None or "cudaErrorInvalidDeviceFunction" not in str(error):
+            return False
+        self._lacking.add(part)
+        return True
+
+    def _run(self, overload: str, arguments: Arguments, *args: Any, **kwargs: Any) -> Any:
+        """The compiled operator's results, of the first part that has the kernels."""
+        while True:
+            part = self.part(arguments)
+            try:
+                return getattr(self.compiled(part), overload)(*args, **kwargs)
+            except RuntimeError as error:
+                if not self._lacks(part, error):
+                    raise
 
     def _compile(self, part: Part | None) -> Compiled:
         from jitquant.loader import get_cuda_module, get_part, up_to_date_check
@@ -444,7 +468,12 @@ class Op:
             kept = self._of_part(kept, arguments)
         if kept is None or not kept.fresh():
             return NotImplemented
-        return self._call(kept.direct, not in_dispatcher, arguments, buffers)
+        try:
+            return self._call(kept.direct, not in_dispatcher, arguments, buffers)
+        except RuntimeError as error:
+            if not self._lacks(kept.part, error):
+                raise
+            return NotImplemented
 
     def _of_part(self, kept: Compiled, arguments: Arguments) -> Compiled | None:
         """What there is of the module for a call with these arguments, unchecked."""
@@ -558,7 +587,7 @@ class Op:
         if residual is not None:
             torch.autograd.graph.increment_version(residual)
         with torch.no_grad():
-            return self.compiled(self.part(arguments)).default(*args, **kwargs)
+            return self._run("default", arguments, *args, **kwargs)
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         plan = self.plan(*args, **kwargs)
@@ -612,7 +641,7 @@ class Op:
             for name, buffer, result in zip(self.results, buffers, plan.results, strict=True)
         }
         with torch.no_grad():
-            self.compiled(self.part(arguments)).out(*args, **kwargs, **typed)
+            self._run("out", arguments, *args, **kwargs, **typed)
 
     def _fake_out(self, *args: Any, **kwargs: Any) -> None:
         self._plan_out(self._buffers(kwargs), self._named(args, kwargs))

@@ -188,9 +188,12 @@ cudaError_t launch_one_down(const ExpertWeights& w, const LinearOperand& x,
                                                  shape.plan);
   };
   constexpr auto kWhole = &nvfp4_one_down_kernel<Input, true>;
-  constexpr auto kParts = &nvfp4_one_down_kernel<Input, false>;
-  return aligned ? go(std::integral_constant<decltype(kWhole), kWhole>())
-                 : go(std::integral_constant<decltype(kParts), kParts>());
+  if (aligned) return go(std::integral_constant<decltype(kWhole), kWhole>());
+  if constexpr (kTakesUnaligned) {
+    constexpr auto kParts = &nvfp4_one_down_kernel<Input, false>;
+    return go(std::integral_constant<decltype(kParts), kParts>());
+  }
+  return kLacksKernels;
 }
 
 }  // namespace

@@ -270,10 +270,15 @@ cudaError_t launch_bundles(const ExpertWeights& w, const LinearOperand& x,
     return cudaErrorInvalidConfiguration;
   }
   plan_steps(shape, w, layout.tile_rows);
-  return aligned ? launch_shape<&nvfp4_bundles_kernel<Input, true, kOneToken>>(
-                       shape, stream, w, layout, x, routing, to, shape.plan)
-                 : launch_shape<&nvfp4_bundles_kernel<Input, false, kOneToken>>(
-                       shape, stream, w, layout, x, routing, to, shape.plan);
+  if (aligned) {
+    return launch_shape<&nvfp4_bundles_kernel<Input, true, kOneToken>>(shape, stream, w, layout, x,
+                                                                       routing, to, shape.plan);
+  }
+  if constexpr (kTakesUnaligned) {
+    return launch_shape<&nvfp4_bundles_kernel<Input, false, kOneToken>>(shape, stream, w, layout, x,
+                                                                        routing, to, shape.plan);
+  }
+  return kLacksKernels;
 }
 
 }  // namespace

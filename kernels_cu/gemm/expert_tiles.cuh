@@ -39,6 +39,30 @@ constexpr int kBand = 16;
 template <class Shape>
 constexpr int kBoxRows = Shape::kRows / 4 < 32 ? 32 : Shape::kRows / 4;  // copied at once
 
+// Kernels for: a layer of one row; several rows, by bundles and by tiles, of which tall ones are
+// for many rows per expert; what a layer has beside its products; and products of rows sorted by
+// expert, by tiles with results in x's dtype and in fp32. -DJITQUANT_EXPERTS=<sum> builds a library
+// with some of them, which compiles faster.
+enum Has : int {
+  kOneRow = 1,
+  kBundled = 2,
+  kTiled = 4,
+  kTall = 8,
+  kLayer = 16,
+  kToOwn = 32,
+  kToFloat = 64
+};
+constexpr bool has(int kernels) {
+#ifdef JITQUANT_EXPERTS
+  return (JITQUANT_EXPERTS & kernels) == kernels;
+#else
+  return true;
+#endif
+}
+constexpr bool kGrouped = has(kToOwn) || has(kToFloat);
+// Results of tiles that are not activated.
+constexpr bool kOwnResults = has(kToOwn), kFloatResults = has(kLayer) || has(kToFloat);
+
 #if defined(JITQUANT_HAS_WARPGROUPS)
 
 // Finds the tiles of a cluster.
@@ -283,9 +307,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       const float back = two_to_the(-ScaledCodes<T>::kExponent);
       if constexpr (kActivate) {
         store_expert_sums<T, true>(to, rows, d, back, gsa, walk.row, walk.end, n);
-      } else if (to.fp32) {
+      } else if (kFloatResults && (!kOwnResults || to.fp32)) {
         store_expert_sums<float, false>(to, rows, d, back, gsa, walk.row, walk.end, n);
-      } else {
+      } else if constexpr (kOwnResults) {
         store_expert_sums<T, false>(to, rows, d, back, gsa, walk.row, walk.end, n);
       }
     };
@@ -433,18 +457,6 @@ __global__ void __launch_bounds__(kSortWarps * 32)
 #ifndef __CUDACC_RTC__
 namespace {
 
-// Kernels for: a layer of one row; several rows, by bundles and by tiles, of which tall ones are
-// for many rows per expert; and what a layer has beside its products. -DJITQUANT_EXPERTS=<sum>
-// builds a library with some of them, which compiles faster.
-enum Has : int { kOneRow = 1, kBundled = 2, kTiled = 4, kTall = 8, kLayer = 16 };
-constexpr bool has(int kernels) {
-#ifdef JITQUANT_EXPERTS
-  return (JITQUANT_EXPERTS & kernels) == kernels;
-#else
-  return true;
-#endif
-}
-
 template <class T, class Shape, bool kActivate>
 cudaError_t launch_expert_tiles_as(const ExpertWeights& w, const LinearOperand& x,
                                    const SortedRows& rows, const TileOutput& to,
@@ -481,7 +493,7 @@ cudaError_t launch_expert_tiles(const ExpertWeights& w, const LinearOperand& x,
   const int64_t experts = w.experts;
   if (x.rows > 64 * experts && experts <= kMostOfTall) {
     if constexpr (has(kTall)) return launch(TileShape<256, 2, 1, 128, 3>());
-    return cudaErrorInvalidValue;
+    return kLacksKernels;
   }
   return launch(TileShape<64, 4, 1, 128, 6>());
 }

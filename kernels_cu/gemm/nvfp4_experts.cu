@@ -106,6 +106,8 @@ cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const
                        has_expert_tiles<Input>(w);
     if (tiled) {
       const bool all = x.rows > window || x.rows >= kTiledPairs * static_cast<int64_t>(w.experts);
+      if (!has(to.dtype == DType::kFloat32 ? kToFloat : kToOwn)) return kLacksKernels;
+      if (!all && !has(kBundled)) return kLacksKernels;
       const SortedRows rows = {given.offsets,
                                given.wide,
                                nullptr,
@@ -120,6 +122,7 @@ cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const
     }
   }
   for (int64_t first = 0; first < x.rows; first += window) {
+    if constexpr (!has(kBundled)) return kLacksKernels;
     const int64_t rows = x.rows - first < window ? x.rows - first : window;
     LinearOperand part = x;
     part.rows = rows;
@@ -135,7 +138,10 @@ cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const
                                  to.x_gsa == nullptr ? nullptr : to.x_gsa + first * to.x_gsa_stride,
                                  to.x_gsa_stride,
                                  {}};
-    const cudaError_t error = launch_bundles<Input, false>(w, part, routing, output, stream);
+    cudaError_t error = cudaSuccess;
+    if constexpr (has(kBundled)) {
+      error = launch_bundles<Input, false>(w, part, routing, output, stream);
+    }
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -261,7 +267,7 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
     LinearOperand h = {layer.activations, nullptr, x.dtype, down.cols, pairs, down.cols};
 
     if (rows == 1) {
-      cudaError_t error = cudaErrorInvalidValue;
+      cudaError_t error = kLacksKernels;
       if constexpr (has(kOneRow)) {
         error = launch_bundles<Input, true>(up, part, routing, between, stream);
         if (error == cudaSuccess) error = launch_one_down<Input>(down, h, routing, own, stream);
@@ -281,7 +287,7 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
       }
     }
     if (way != LayerWay::kTiles) {
-      cudaError_t error = cudaErrorInvalidValue;
+      cudaError_t error = kLacksKernels;
       if constexpr (has(kBundled)) {
         error = launch_bundles<Input, false>(up, part, routing, between, stream);
         if (error != cudaSuccess) return error;
@@ -310,17 +316,17 @@ cudaError_t launch_nvfp4_grouped_linear(const ExpertWeights& w, const LinearOper
                                         const Routing& routing, const LinearEpilogue& to,
                                         cudaStream_t stream) {
   if (w.rows == 0 || x.rows == 0) return cudaSuccess;
-  if (!takes(x.rows)) return cudaErrorInvalidValue;
+  if (!takes(x.rows)) return kLacksKernels;
 #ifdef JITQUANT_DTYPE
   // A library for x in this dtype only (dispatch.cuh).
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
-  if constexpr (kOnly != DType::kFloat32 && has(kBundled)) {
+  if constexpr (kOnly != DType::kFloat32 && kGrouped) {
     using Only = std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>;
     if (x.scales == nullptr && x.dtype == kOnly) {
       return launch_grouped<Only>(w, x, routing, to, stream);
     }
   }
-  return cudaErrorInvalidValue;
+  return kLacksKernels;
 #else
   if (x.scales != nullptr) return launch_grouped<CodeInput>(w, x, routing, to, stream);
   return x.dtype == DType::kBFloat16 ? launch_grouped<Bf16>(w, x, routing, to, stream)
@@ -331,14 +337,14 @@ cudaError_t launch_nvfp4_grouped_linear(const ExpertWeights& w, const LinearOper
 cudaError_t launch_nvfp4_experts(const ExpertLayer& layer, const LinearOperand& x,
                                  cudaStream_t stream) {
   if (x.rows == 0) return cudaSuccess;
-  if (!takes(x.rows)) return cudaErrorInvalidValue;
+  if (!takes(x.rows)) return kLacksKernels;
 #ifdef JITQUANT_DTYPE
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
   if constexpr (kOnly != DType::kFloat32 && has(kLayer)) {
     using Only = std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>;
     if (x.dtype == kOnly) return launch_layer<Only>(layer, x, stream);
   }
-  return cudaErrorInvalidValue;
+  return kLacksKernels;
 #else
   return x.dtype == DType::kBFloat16 ? launch_layer<Bf16>(layer, x, stream)
                                      : launch_layer<Fp16>(layer, x, stream);

@@ -617,7 +617,7 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
                      : rows <= 64        ? kTakesSome
                      : rows <= 128       ? kTakesMore
                                          : kTakesMost;
-  if (!taken) return cudaErrorInvalidValue;
+  if (!taken) return kLacksKernels;
   if constexpr (kTakesMany && LinearInput<Input>::kCodes) {
     using T = typename LinearInput<Input>::Operand;
     if (decoded != nullptr) {
@@ -645,8 +645,11 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
     if (to.x_gsa != nullptr) end.x_gsa = to.x_gsa + first * to.x_gsa_stride;
     const auto go = [&](auto way) {
       constexpr LinearWay kWay = decltype(way)::value;
-      return aligned ? launch_way<Input, kWay, true>(w, part, end, stream)
-                     : launch_way<Input, kWay, false>(w, part, end, stream);
+      if (aligned) return launch_way<Input, kWay, true>(w, part, end, stream);
+      if constexpr (kTakesUnaligned) {
+        return launch_way<Input, kWay, false>(w, part, end, stream);
+      }
+      return kLacksKernels;
     };
     // In fp16, scales after the product would need more registers than a thread has.
     constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;

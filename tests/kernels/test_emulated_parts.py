@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from samples import COMPILED_OPS as OPS
@@ -15,6 +16,17 @@ from jitquant.ops.schema import Compiled
 
 from .emulated import Machine
 from .test_emulated import HOPPER, _check, _Operator
+
+
+class _On:
+    """The machines of all parts, which run on one device."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    def use(self, device: int, *, descending: bool) -> None:
+        assert (device, descending) == (self.device, False)
+
 
 QUICK = {"dequantize_mxfp4"}
 
@@ -45,11 +57,28 @@ def test_every_sample_by_its_part(
         samples = of_one
     # The ways of the products that have parts of their own are Hopper's.
     device = HOPPER if op.module in ("nvfp4_linear", "nvfp4_experts") else 0
-    for part, group in samples.items():
-        folder = tmp_path / part.name
+    used: set[str] = set()
+
+    def compile_part(part: Part | None) -> Compiled:
+        name, flags = ("whole", ()) if part is None else (part.name, part.flags)
+        folder = tmp_path / name
         folder.mkdir()
-        machine = Machine([op.module], folder, flags=part.flags)
-        kept = Compiled(_Operator(machine, op), lambda *_: NotImplemented, lambda: True, part)
-        monkeypatch.setattr(op, "_kept", kept)
+        machine = Machine([op.module], folder, flags=flags)
+        machine.use(device)
+
+        class Called(_Operator):
+            def out(self, *args: Any, **kwargs: Any) -> None:
+                super().out(*args, **kwargs)
+                used.add(name)
+
+        return Compiled(Called(machine, op), lambda *_: NotImplemented, lambda: True, part)
+
+    monkeypatch.setattr(op, "_compile", compile_part)
+    monkeypatch.setattr(op, "_kept", None)
+    monkeypatch.setattr(op, "_others", {})
+    for part, group in samples.items():
         for sample in group:
-            _check(machine, sample, [(device, False)])
+            # A wider part does what this one lacks, as for memory that is not aligned.
+            monkeypatch.setattr(op, "_lacking", set())
+            _check(_On(device), sample, [(device, False)])
+        assert part.name in used

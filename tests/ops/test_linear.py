@@ -201,14 +201,21 @@ def test_scale_inv_is_one_or_one_a_row(shape: tuple[int, ...]) -> None:
 def test_a_first_call_waits_for_the_dtype_of_its_result(
     x: torch.Tensor, least: tuple[str, str]
 ) -> None:
+    w_fp4 = torch.empty(16, 48, dtype=torch.uint8)
     for dtype, name in zip((None, torch.float32), least, strict=True):
-        part = LINEAR.part({"x": x, "x_sf": None, "dtype": dtype})
+        part = LINEAR.part({"x": x, "w_fp4": w_fp4, "x_sf": None, "dtype": dtype})
         assert part is not None
         assert part.name == name
-    codes = {"x": jitquant.quantize_nvfp4(randn(17, 96)).x_fp4, "x_sf": X}
+        aligned = LINEAR.part(
+            {"x": x, "w_fp4": w_fp4[:, :1].expand(16, 128), "x_sf": None, "dtype": dtype}
+        )
+        assert aligned is not None
+        assert (aligned.name, aligned.of) == (f"{name}_aligned", part)
+    codes = {"x": jitquant.quantize_nvfp4(randn(17, 96)).x_fp4, "w_fp4": w_fp4, "x_sf": X}
     for few, name in ((16, "codes_few_rows"), (64, "codes_some_rows_to_bf16")):
         part = LINEAR.part({**codes, "x": codes["x"][:few], "dtype": None})
         assert part is not None
         assert part.name == name
     # Nothing is checked yet: an invalid dtype is refused later.
-    assert LINEAR.part({"x": randn(17, 96), "x_sf": None, "dtype": [1]}) is None
+    invalid = {"x": randn(17, 96), "w_fp4": w_fp4, "x_sf": None, "dtype": [1]}
+    assert LINEAR.part(invalid) is None

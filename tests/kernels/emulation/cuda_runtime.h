@@ -190,14 +190,15 @@ enum cudaError_t : int {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorInvalidConfiguration = 9,
+  cudaErrorInvalidDeviceFunction = 98,
   cudaErrorNoKernelImageForDevice = 209,
   cudaErrorLaunchFailure = 719,
   cudaErrorNotSupported = 801,
 };
 using cudaStream_t = struct EmulatedStream*;
 
-inline const char* cudaGetErrorName(cudaError_t) {
-  return "cudaError";
+inline const char* cudaGetErrorName(cudaError_t error) {
+  return error == cudaErrorInvalidDeviceFunction ? "cudaErrorInvalidDeviceFunction" : "cudaError";
 }
 inline const char* cudaGetErrorString(cudaError_t) {
   return "see emulation_error()";
