@@ -382,7 +382,7 @@ def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) 
     nvcc, notes = find_nvcc(memo, env) if wanted.has_cuda else (None, ())
     launcher = find_launcher(env)
     if nvcc is not None:
-        _check_known(wanted.archs, nvcc)
+        check_known(wanted.archs, nvcc)
     roots = Roots({**wanted.roots.labels, **_installations(torch_install(), nvcc)})
     inputs = {
         **wanted.inputs,
@@ -426,7 +426,8 @@ def _described(nvcc: Nvcc) -> str:
     return f"{nvcc.version}{wrapper}"
 
 
-def _check_known(archs: ArchChoice, nvcc: Nvcc) -> None:
+def check_known(archs: ArchChoice, nvcc: Nvcc) -> None:
+    """Raise `UnsupportedArchError` for an architecture that ``nvcc`` does not know."""
     for arch in archs.archs:
         number = int(arch.partition("+")[0].rstrip("af"))
         if nvcc.archs and number not in nvcc.archs:

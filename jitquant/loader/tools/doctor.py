@@ -29,6 +29,7 @@ from ..machine.nvml import Driver, read_driver
 from ..machine.processes import available_bytes, default_jobs
 from ..machine.toolchain import Candidate, Nvcc, examine_nvccs, find_host_compiler, find_ninja
 from ..machine.torch_install import OLDEST_TORCH, TorchInstall, torch_install, torch_release
+from ..request.plan import check_known
 from ..settings import SETTINGS, unknown_settings
 from ..store.bundles import open_bundle
 from ..store.cache import BUNDLES, bundle_paths
@@ -289,20 +290,11 @@ def _about_archs(loader: Loader, nvcc: Nvcc | None) -> Iterator[Finding]:
             NOTE,
             f"TORCH_CUDA_ARCH_LIST also lists {', '.join(choice.skipped)}: skipped",
         )
-    unknown = [
-        arch
-        for arch in choice.archs
-        if nvcc is not None
-        and nvcc.archs
-        and int(arch.partition("+")[0].rstrip("af")) not in nvcc.archs
-    ]
-    if unknown and nvcc is not None:
-        yield Finding(
-            "architectures",
-            ERROR,
-            f"nvcc {nvcc.version} does not know {', '.join(unknown)}",
-            "Set CUDA_HOME to a newer toolkit, or JITQUANT_CUDA_ARCHS to others.",
-        )
+    if nvcc is not None:
+        try:
+            check_known(choice, nvcc)
+        except LoaderError as error:
+            yield Finding("architectures", ERROR, *_split(str(error)))
 
 
 def _about_ninja() -> Iterator[Finding]:
