@@ -100,9 +100,8 @@ def _plan_grouped(
             f"offsets: expected shape ({count},), the end of each expert's rows, got shape "
             f"{_checks.shape_text(offsets)}"
         )
-    if dtype is None:
-        dtype = x.dtype if x_sf is None else torch.bfloat16
-    return Plan(x.device, (Result((x.shape[0], rows), dtype),))
+    own = x.dtype if x_sf is None else torch.bfloat16
+    return Plan(x.device, (Result((x.shape[0], rows), own if dtype is None else dtype),))
 
 
 def _plan_experts(

@@ -29,7 +29,7 @@ that is not accepted. The message lists what is expected. On a GPU also
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -122,6 +122,10 @@ def _plan_from_maxima(rows: Rows, amax: Tensor, scale_layout: str) -> tuple[Resu
     return (*fp4((*rows.leading, rows.cols), scale_layout), fp32(1))
 
 
+def _plan_maxima() -> tuple[Result, ...]:
+    return (fp32(MAX_PARTIALS),)
+
+
 _KEYWORDS = '{options}str recipe="te", str scale_layout="linear"'
 DIVISOR = Number(
     FP32_TINIEST, "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448"
@@ -171,7 +175,7 @@ FROM_MAXIMA = replace(FROM_AMAX, plan=_plan_from_maxima, quantize=numerics.quant
 MAXIMA = Cast(
     "{takes}, {tail}*, {written}",
     ("amax",),
-    lambda: (fp32(MAX_PARTIALS),),
+    _plan_maxima,
     values.maxima,
     {},
 )
@@ -201,6 +205,7 @@ def family_of(
     given: tuple[str, str],
     normalized: Source | None = None,
     part: Callable[..., Part | None] | None = None,
+    also: Mapping[str, str] | None = None,
 ) -> Family:
     """The NVFP4 ops of a source.
 
@@ -210,6 +215,7 @@ def family_of(
         source: where values come from.
         computed: module and function of that op; the one with the amax given is in its module.
         given: module and function of the op whose gsa is given.
+        also: as `Op` has it, of the op whose gsa is given.
         normalized: of a norm, the source of the second half.
     """
     module = computed[0]
@@ -222,6 +228,7 @@ def family_of(
             source,
             GIVEN,
             function=given[1],
+            also=also,
             **(rest if given[0] == module else {"module": given[0], "maker": _MAKER}),
         ),
         product(
@@ -252,6 +259,7 @@ QUANTIZE = family_of(
     sources.PLAIN,
     computed=("fused_amax_quantize", "amax_quantize_nvfp4"),
     given=("quantize_nvfp4", "quantize_nvfp4"),
+    also={"fused_amax_quantize": "quantize_nvfp4_from_buffer"},
     part=_plain_part,
 )
 WEIGHT = family_of(

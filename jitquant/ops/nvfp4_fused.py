@@ -53,6 +53,7 @@ DEINTERLEAVE = family_of(
     sources.DEINTERLEAVED,
     computed=("deinterleave_quantize", "deinterleave_amax_quantize_nvfp4"),
     given=("deinterleave_quantize", "deinterleave_quantize_nvfp4"),
+    also={"fused_amax_quantize": "deinterleave_quantize_from_buffer"},
 )
 RMSNORM = family_of(
     "rmsnorm_quantize_nvfp4",

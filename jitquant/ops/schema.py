@@ -250,6 +250,7 @@ class Op:
         results: names of its results, which are the buffers' names in the ``out`` overload.
         module: the compiled module, from ``<module>.cu``.
         function: the module's function, which takes the same arguments.
+        also: by other modules that have the function, its name there.
         choices: by argument, the names that are accepted.
         accepts: by argument, other rules of what is accepted.
         rules: these in the order that they are checked in.
@@ -277,6 +278,7 @@ class Op:
         attributes: Mapping[str, str] | None = None,
         rows_apart: bool = False,
         part: Callable[..., Part | None] | None = None,
+        also: Mapping[str, str] | None = None,
     ) -> None:
         """Registers it.
 
@@ -292,12 +294,14 @@ class Op:
             rows_apart: whether a buffer for ``data`` may have strided rows.
             part: of those arguments that it takes by name, the part of the module with all
                 kernels that a call needs; None: the whole. Default: that of the first's dtype.
+            also: see the class.
         """
         self.name = name
         self.arguments = arguments_of(reference) if arguments is None else arguments
         self.results = tuple(results)
         self.module = module
         self.function = function or name
+        self.also = dict(also or {})
         self.choices = dict(choices or {})
         self.accepts = dict(accepts or {})
         self.numbers = {k: rule for k, rule in self.accepts.items() if isinstance(rule, Number)}

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 _EPS = "float eps=1e-6, "
 _EPSILON = Number(0.0, "a finite number that is not negative")
 
+
+def _half_cols(fused: Tensor) -> int:
+    return fused.shape[-1] // 2
+
+
+def _own_cols(intermediate: int) -> int:
+    return intermediate
+
+
 PLAIN = Source("x", "Tensor x", nvfp4.rows_of, {"x": Values()})
 """A plain tensor."""
 
@@ -37,7 +46,7 @@ DEINTERLEAVED = Source(
     {"fused": Values(shape="(..., 2 * intermediate)")},
     _checks.deinterleave_arguments,
     options='str op="select", ',
-    cols=lambda intermediate: intermediate,
+    cols=_own_cols,
 )
 """Gate and up of a fused projection, of which it keeps the gate or makes ``silu(gate) * up``."""
 
@@ -49,7 +58,7 @@ SWIGLU = Source(
     _checks_fp8.gate_and_up,
     options="int interleave=0, ",
     granularity="row",
-    cols=lambda fused: fused.shape[-1] // 2,
+    cols=_half_cols,
 )
 """``silu(gate) * up`` of a fused projection."""
 

@@ -4,37 +4,45 @@
 
 namespace jitquant {
 
+#ifndef __CUDACC_RTC__
 namespace {
 
-template <bool kNan>
-cudaError_t launch_amax_of(const Matrix& x, int64_t run, bool activate, bool by_row,
-                           float* partials, int blocks, float* out, cudaStream_t stream) {
-  if (run > 0) {
-    return deinterleaved(x, run, activate, [&](const auto& source) {
-      return by_row ? launch_row_amaxes<kNan>(source, out, stream)
-                    : launch_tensor_amax<kNan>(source, 1.0f, partials, blocks, out, stream);
-    });
-  }
-  return dispatch(x.dtype, [&](auto element) {
-    using T = decltype(element);
-    return by_row ? launch_row_amaxes<kNan>(PlainSource<T>(x), out, stream)
-                  : launch_tensor_amax_plain<T, kNan>(x, 1.0f, partials, blocks, out, stream);
-  });
+template <class F>
+cudaError_t with_nan(bool keep_nan, F&& f) {
+  return keep_nan ? f(std::true_type()) : f(std::false_type());
 }
 
 }  // namespace
 
-#ifndef __CUDACC_RTC__
-int amax_blocks(const Matrix& x, int64_t run) {
-  return run > 0 ? tensor_amax_blocks(x.rows, x.cols / 2, 2)
-                 : tensor_amax_blocks(x.rows, x.cols, 4);
+int64_t amax_partials(const Matrix& x, bool by_row) {
+  return by_row ? 0 : amax_partials(tensor_amax_blocks(x.rows, x.cols, 4));
 }
 
-// `run`: 0, or the length of the alternating runs of gate and up columns.
-cudaError_t launch_amax(const Matrix& x, int64_t run, bool activate, bool by_row, bool keep_nan,
-                        float* partials, int blocks, float* out, cudaStream_t stream) {
-  return keep_nan ? launch_amax_of<true>(x, run, activate, by_row, partials, blocks, out, stream)
-                  : launch_amax_of<false>(x, run, activate, by_row, partials, blocks, out, stream);
+cudaError_t launch_amax(const Matrix& x, bool by_row, bool keep_nan, float* partials, float* amax,
+                        cudaStream_t stream) {
+  return with_nan(keep_nan, [&](auto nan) {
+    return dispatch(x.dtype, [&](auto element) {
+      using T = decltype(element);
+      if (by_row) return launch_row_amaxes<nan>(PlainSource<T>(x), amax, stream);
+      const int blocks = tensor_amax_blocks(x.rows, x.cols, 4);
+      return launch_tensor_amax_plain<T, nan>(x, 1.0f, partials, blocks, amax, stream);
+    });
+  });
+}
+
+int64_t deinterleave_amax_partials(const GateAndUp& in, bool by_row) {
+  return by_row ? 0 : amax_partials(tensor_amax_blocks(in.fused.rows, in.fused.cols / 2, 2));
+}
+
+cudaError_t launch_deinterleave_amax(const GateAndUp& in, bool activate, bool by_row, bool keep_nan,
+                                     float* partials, float* amax, cudaStream_t stream) {
+  return with_nan(keep_nan, [&](auto nan) {
+    return deinterleaved(in, activate, [&](const auto& source) {
+      if (by_row) return launch_row_amaxes<nan>(source, amax, stream);
+      const int blocks = tensor_amax_blocks(source.rows, source.cols, 2);
+      return launch_tensor_amax<nan>(source, 1.0f, partials, blocks, amax, stream);
+    });
+  });
 }
 #endif
 

@@ -30,6 +30,11 @@ inline int tensor_amax_blocks(int64_t rows, int64_t cols, int per_sm) {
   return static_cast<int>(persistent_grid(items, per_sm));
 }
 
+// One thread block needs no workspace.
+inline int64_t amax_partials(int blocks) {
+  return blocks > 1 ? blocks : 0;
+}
+
 template <bool kNan, class Source>
 cudaError_t launch_tensor_amax(const Source& source, float divisor, float* partials, int blocks,
                                float* quotient, cudaStream_t stream) {

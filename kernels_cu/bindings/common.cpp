@@ -113,7 +113,7 @@ Shape scales_shape(const Shape& leading, int64_t groups, std::string_view scale_
   if (scale_layout == "row" || scale_layout == "linear") return leading.and_then(groups);
   const int64_t padded = 4 * ceil_div(groups, 4), last = leading.dim() - 1;
   if (scale_layout == "row_padded") return leading.and_then(padded);
-  if (swizzled_of(scale_layout)) return Shape::of(swizzled_rows(count_of(leading)), padded);
+  if (swizzled_of(scale_layout)) return Shape().and_then(swizzled_rows(count_of(leading)), padded);
   const int64_t rows = last < 0 ? 1 : leading.size(last);
   return leading.first(last < 0 ? 0 : last)
       .and_then(groups, scale_layout == "column" ? rows : 4 * ceil_div(rows, 4));
@@ -202,6 +202,14 @@ Matrix matrix_of(const View& t, const char* name) {
   return matrix_of(t, name, t.dim() - 1);
 }
 
+CountedMatrix counted_matrix(const View& t, const char* name) {
+  const Matrix m = matrix_of(t, name);
+  constexpr int64_t kMost = 2147483520;
+  JITQUANT_CHECK(m.rows <= kMost && m.cols <= kMost, name, ": expected at most ", kMost,
+                 " rows and columns, got shape ", shape_text(t));
+  return {m};
+}
+
 bool holds_bytes(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Char:
@@ -268,28 +276,37 @@ GlobalScale given_scale(const View& gsa) {
   return scale;
 }
 
-GlobalScale value_scale(float value, float* gsa_out) {
-  GlobalScale scale = {};
-  scale.kind = GlobalScale::kValue;
-  scale.value = value;
-  scale.gsa_out = gsa_out;
-  return scale;
-}
-
-GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out) {
-  GlobalScale scale = partials_scale(static_cast<const float*>(amax.const_data_ptr()),
-                                     static_cast<int>(amax.numel()), divisor, gsa_out);
-  scale.kind = GlobalScale::kAmax;
-  return scale;
-}
-
-GlobalScale amax_or_rows_scale(const View& amax, float divisor, float* gsa_out) {
-  if (amax.numel() == 1) return amax_scale(amax, divisor, gsa_out);
+GlobalScale amax_scale(const View& amax, double divisor, const Memory& gsa) {
+  const float d = static_cast<float>(divisor);
+  if (count_of(gsa.shape) == 1) {
+    GlobalScale scale = partials_scale(static_cast<const float*>(amax.const_data_ptr()),
+                                       static_cast<int>(amax.numel()), d, gsa.floats());
+    scale.kind = GlobalScale::kAmax;
+    return scale;
+  }
   GlobalScale scale = given_scale(amax);
   scale.kind = GlobalScale::kRowAmax;
-  scale.divisor = divisor;
-  scale.gsa_out = gsa_out;
+  scale.divisor = d;
+  scale.gsa_out = gsa.floats();
   return scale;
+}
+
+Nvfp4Input nvfp4_input(const View& x_fp4, const View& x_sf, const View& gsa, int64_t dim,
+                       std::string_view scale_layout) {
+  const bool columns = columns_of(dim);
+  const int64_t bytes = x_fp4.size(columns ? 0 : x_fp4.dim() - 1);
+  Nvfp4Input in = {};
+  in.codes = bytes_of(x_fp4, "x_fp4", 8);
+  in.scales = static_cast<const uint8_t*>(x_sf.data);
+  in.blocks = bytes / 8;
+  in.rows = columns ? x_fp4.size(1) : x_fp4.numel() / bytes;
+  in.code_stride = columns ? in.rows : bytes;
+  in.scale_stride = columns ? in.rows : in.blocks;
+  in.swizzled = swizzled_of(scale_layout);
+  const GlobalScale scale = given_scale(gsa);
+  in.gsa = scale.gsa;
+  in.gsa_stride = scale.stride;
+  return in;
 }
 
 ColumnVector column_vector(const View& weight) {
@@ -297,32 +314,36 @@ ColumnVector column_vector(const View& weight) {
   return {data, weight.dtype == ScalarType::Float, aligned(data, 16)};
 }
 
-void* Result::memory(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
+Memory Result::memory(const char* name, const Planned& planned, const View& like) {
+  const auto& [dtype, shape] = planned;
   if (nothing_) {
     JITQUANT_CHECK(shape.empty(), name, ": expected a buffer for this call, got None");
-    return nullptr;
+    return {nullptr, dtype, shape, nullptr};
   }
-  if (!given_) return make(dtype, shape, like);
+  if (!given_) return {make(dtype, shape, like), dtype, shape, nullptr};
   check_out(*given_, name, dtype, shape, like);
-  return given_->data;
+  return {given_->data, dtype, shape, nullptr};
 }
 
-Matrix Result::rows(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
+Memory Result::rows(const char* name, const Planned& planned, const View& like) {
+  const auto& [dtype, shape] = planned;
   JITQUANT_CHECK(!nothing_, name, ": expected a buffer for this call, got None");
-  if (given_) {
-    check_kind(*given_, name, dtype, shape, like);
-    const int64_t last = shape.dim() - 1;
-    JITQUANT_CHECK(shape.size(last) == 1 || given_->stride(last) == 1, name,
-                   ": expected a contiguous last dimension (stride 1), got strides ",
-                   strides_text(*given_));
-    check_own_elements(*given_, name);
-    return rows_of(*given_, name, shape.dim() - 1, 1);
-  }
+  if (!given_) return {make(dtype, shape, like), dtype, shape, nullptr};
+  check_kind(*given_, name, dtype, shape, like);
+  const int64_t last = shape.dim() - 1;
+  JITQUANT_CHECK(shape.size(last) == 1 || given_->stride(last) == 1, name,
+                 ": expected a contiguous last dimension (stride 1), got strides ",
+                 strides_text(*given_));
+  check_own_elements(*given_, name);
+  return {given_->data, dtype, shape, &*given_};
+}
+
+Matrix rows_of(const Memory& data, const char* name) {
+  if (data.rows != nullptr) return rows_of(*data.rows, name, data.shape.dim() - 1, 1);
   Matrix m = {};
-  m.data = make(dtype, shape, like);
-  m.rows = 1;
-  for (int64_t i = 0; i < shape.dim() - 1; ++i) m.rows *= shape.size(i);
-  m.cols = m.s2 = shape.size(shape.dim() - 1);
+  m.data = data.data;
+  m.rows = data.row_count();
+  m.cols = m.s2 = data.cols();
   m.n1 = 1;
   m.n2 = m.rows;
   m.vector = aligned(m.data, 16) && m.cols % 16 == 0;

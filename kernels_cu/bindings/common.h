@@ -27,14 +27,6 @@ class Shape {
  public:
   Shape() = default;
   Shape(const View& t) : lead_(t.sizes), leading_(t.rank) {}  // NOLINT: a tensor has a shape
-  static Shape of(const View& like, int64_t leading, int64_t last) {
-    return {like.sizes, leading, {last, 0}, 1};
-  }
-  static Shape of(const View& like, int64_t leading, int64_t first, int64_t last) {
-    return {like.sizes, leading, {first, last}, 2};
-  }
-  static Shape of(int64_t size) { return {nullptr, 0, {size, 0}, 1}; }
-  static Shape of(int64_t first, int64_t second) { return {nullptr, 0, {first, second}, 2}; }
 
   int64_t dim() const { return leading_ + trailing_; }
   int64_t size(int64_t i) const { return i < leading_ ? lead_[i] : tail_[i - leading_]; }
@@ -88,15 +80,29 @@ inline bool swizzled_of(std::string_view scale_layout) {
   return scale_layout == "swizzled_128x4";
 }
 
-// As in jitquant.formats: the shapes of scales in memory.
+// As in jitquant.formats: the shapes of packed codes and of scales in memory.
 inline Shape fp4_scales_shape(const Shape& codes, std::string_view scale_layout, int64_t dim,
                               int64_t block) {
   const int64_t last = codes.dim() - 1, blocks = 2 * codes.size(dim == 0 ? 0 : last) / block;
-  if (dim == 0) return Shape::of(blocks, codes.size(1));
+  if (dim == 0) return Shape().and_then(blocks, codes.size(1));
   const Shape leading = codes.first(last);
   if (!swizzled_of(scale_layout)) return leading.and_then(blocks);
-  return Shape::of(swizzled_rows(count_of(leading)), swizzled_blocks(blocks));
+  return Shape().and_then(swizzled_rows(count_of(leading)), swizzled_blocks(blocks));
 }
+
+struct Fp4Shapes {
+  Shape codes, scales;
+};
+
+inline Fp4Shapes fp4_shapes(const Shape& shape, std::string_view scale_layout, int64_t dim,
+                            int64_t block) {
+  const int64_t last = shape.dim() - 1;
+  const int64_t packed = ceil_div(shape.size(dim == 0 ? 0 : last), block) * (block / 2);
+  const Shape codes =
+      dim == 0 ? Shape().and_then(packed, shape.size(1)) : shape.first(last).and_then(packed);
+  return {codes, fp4_scales_shape(codes, scale_layout, dim, block)};
+}
+
 Shape scales_shape(const Shape& leading, int64_t groups, std::string_view scale_format,
                    std::string_view scale_layout);
 
@@ -144,22 +150,22 @@ Matrix matrix_of(const View& t, const char* name, int64_t leading);
 
 Matrix matrix_of(const View& t, const char* name);
 
-// Declared names and numbers, already checked.
+CountedMatrix counted_matrix(const View& t, const char* name);
+
+// Converts an argument, or several, to what a launcher takes. Generated bindings call these
+// functions by what they return, and by the names of their parameters if there are several: see
+// scripts/harness/bindings.py.
 inline Nvfp4Recipe recipe_of(std::string_view recipe) {
   if (recipe == "te") return Nvfp4Recipe::kTe;
   return recipe == "vllm" ? Nvfp4Recipe::kVllm : Nvfp4Recipe::kTeFlush;
 }
 
-inline bool by_row(std::string_view granularity) {
+inline bool by_row_of(std::string_view granularity) {
   return granularity == "row";
 }
 
-inline bool activates(std::string_view op) {
+inline bool activate_of(std::string_view op) {
   return op == "swiglu";
-}
-
-inline std::optional<float> in_fp32(std::optional<double> value) {
-  return value ? std::optional<float>(static_cast<float>(*value)) : std::nullopt;
 }
 
 // Scratch memory for one call: floats, or null if none are needed. torch gives it to no other work
@@ -187,6 +193,25 @@ void check_kind(const View& t, const char* name, ScalarType dtype, const Shape& 
 void check_out(const View& t, const char* name, ScalarType dtype, const Shape& shape,
                const View& like);
 
+// What a plan says of a result.
+struct Planned {
+  ScalarType dtype;
+  Shape shape;
+};
+
+// The memory of a result. `rows`: a buffer whose rows may be strided.
+struct Memory {
+  void* data;
+  ScalarType dtype;
+  Shape shape;
+  const View* rows;
+
+  float* floats() const { return static_cast<float*>(data); }
+  // All sizes but the last, and the last.
+  int64_t row_count() const { return count_of(shape.first(shape.dim() - 1)); }
+  int64_t cols() const { return shape.size(shape.dim() - 1); }
+};
+
 // A result of a call: the caller's buffer, or a tensor that is created once its shape is known. All
 // arguments are checked before the first result is allocated.
 class Result {
@@ -199,12 +224,9 @@ class Result {
   // For a result that has no elements.
   void give_nothing() { nothing_ = true; }
   const View* given() const { return given_ ? &*given_ : nullptr; }
-  void* memory(const char* name, ScalarType dtype, const Shape& shape, const View& like);
-  float* floats(const char* name, int64_t count, const View& like) {
-    return static_cast<float*>(memory(name, ScalarType::Float, Shape::of(count), like));
-  }
+  Memory memory(const char* name, const Planned& planned, const View& like);
   // One-byte elements; the rows of a buffer may be strided.
-  Matrix rows(const char* name, ScalarType dtype, const Shape& shape, const View& like);
+  Memory rows(const char* name, const Planned& planned, const View& like);
 
  protected:
   ~Result() = default;
@@ -353,39 +375,67 @@ class Launching {
   const cudaStream_t stream;
 };
 
-// The packed results of `rows` lines of `cols` elements; the leading sizes are those of `like`.
-struct PackedShape {
-  Shape codes, scales;
-  int64_t rows, blocks;
-  bool swizzled;
+// The rows of one-byte elements that are a result.
+Matrix rows_of(const Memory& data, const char* name);
 
-  static PackedShape of(const View& like, int64_t leading, int64_t rows, int64_t cols,
-                        bool swizzled) {
-    const int64_t blocks = (cols + 15) / 16;
-    return {Shape::of(like, leading, blocks * 8),
-            swizzled ? Shape::of(swizzled_rows(rows), swizzled_blocks(blocks))
-                     : Shape::of(like, leading, blocks),
-            rows, blocks, swizzled};
-  }
+template <class T>
+const T* pointer_to(const std::optional<T>& value) {
+  return value ? &*value : nullptr;
+}
 
-  Nvfp4Output output(Result& x_fp4, Result& x_sf, const View& like) const {
-    void* codes_to = x_fp4.memory("x_fp4", ScalarType::Float4_e2m1fn_x2, codes, like);
-    void* scales_to = x_sf.memory("x_sf", ScalarType::Float8_e4m3fn, scales, like);
-    return {static_cast<uint8_t*>(codes_to), static_cast<uint8_t*>(scales_to), rows, blocks,
-            swizzled};
-  }
-};
+// The elements of a tensor, or null.
+template <class T>
+const T* data_of(const std::optional<View>& t) {
+  return t ? static_cast<const T*>(t->data) : nullptr;
+}
+
+inline Values values(const Memory& out) {
+  return {out.data, dtype_of(out.dtype, "dtype"), out.row_count(), out.cols()};
+}
+
+inline Codes codes_of(const View& x_fp4, const char* name) {
+  return {bytes_of(x_fp4, name, 8)};
+}
+
+// Rows of blocks, packed along the last dimension or along the first one of two.
+inline bool columns_of(int64_t dim) {
+  return dim == 0;
+}
+inline bool tile_of(std::string_view block) {
+  return block == "16x16";
+}
+Nvfp4Input nvfp4_input(const View& x_fp4, const View& x_sf, const View& gsa, int64_t dim,
+                       std::string_view scale_layout);
+
+// Packed along the last dimension, or along the first one of two.
+inline Nvfp4Output packed_columns(const Memory& x_fp4, const Memory& x_sf,
+                                  std::string_view scale_layout, int64_t dim) {
+  const int64_t rows = dim == 0 ? x_fp4.cols() : x_fp4.row_count();
+  const int64_t blocks = (dim == 0 ? x_fp4.row_count() : x_fp4.cols()) / 8;
+  return {static_cast<uint8_t*>(x_fp4.data), static_cast<uint8_t*>(x_sf.data), rows, blocks,
+          swizzled_of(scale_layout)};
+}
+inline Nvfp4Output packed(const Memory& x_fp4, const Memory& x_sf, std::string_view scale_layout) {
+  return packed_columns(x_fp4, x_sf, scale_layout, -1);
+}
 
 // A gsa tensor with one element, or one per row.
 GlobalScale given_scale(const View& gsa);
 
-GlobalScale value_scale(float value, float* gsa_out);
+// The amax of a tensor, its partial maxima, or one per row.
+GlobalScale amax_scale(const View& amax, double divisor, const Memory& gsa);
 
-// Partial maxima; the largest is the amax of the tensor.
-GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out);
-
-// The amax of a tensor, or one per row.
-GlobalScale amax_or_rows_scale(const View& amax, float divisor, float* gsa_out);
+inline ComputedScale computed_scale(std::optional<double> gsa_value, double divisor,
+                                    const Memory& gsa) {
+  return {gsa_value.has_value(), false, static_cast<float>(gsa_value.value_or(0.0)),
+          static_cast<float>(divisor), gsa.floats()};
+}
+inline ComputedScale computed_scale(std::optional<double> gsa_value, std::string_view granularity,
+                                    double divisor, const Memory& gsa) {
+  ComputedScale scale = computed_scale(gsa_value, divisor, gsa);
+  scale.by_row = by_row_of(granularity) && !scale.given;
+  return scale;
+}
 
 ColumnVector column_vector(const View& weight);
 

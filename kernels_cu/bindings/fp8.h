@@ -1,8 +1,8 @@
-// Shared by the FP8 bindings with one scale per tensor or per row.
+// Arguments of 8-bit elements with one scale per tensor or per row.
 #pragma once
 
 #include "../fp8/launch.h"
-#include "function.h"
+#include "common.h"
 
 namespace [[gnu::visibility("hidden")]] jitquant {
 
@@ -11,61 +11,47 @@ inline EightBit eight_bit_of(ScalarType dtype) {
   return dtype == ScalarType::Float8_e5m2 ? EightBit::kE5m2 : EightBit::kInt8;
 }
 
-// What defines the scale, and the shape of scale_inv, and of amax if requested.
-struct Fp8Arguments {
-  ScalarType dtype;
-  EightBit format;
+// Elements that are read, eight at a time.
+inline ElementRows elements_of(const View& data, const char* name) {
+  Matrix rows = rows_of(data, name, data.dim() - 1, 1);
+  rows.vector = aligned(rows.data, 8) && rows.s0 % 8 == 0 && rows.s1 % 8 == 0 && rows.s2 % 8 == 0;
+  return {rows, eight_bit_of(data.dtype)};
+}
+
+inline ElementRows element_rows(const Memory& data) {
+  return {rows_of(data, "data"), eight_bit_of(data.dtype)};
+}
+
+// The amax is given, for the tensor or for each row.
+inline Fp8Scale fp8_scale(const View& amax, std::optional<double> scale_ub,
+                          std::optional<double> amax_eps, std::string_view granularity,
+                          const Memory& scale_inv) {
   Fp8Scale scale = {};
-  Shape shape;
-  bool with_amax = false;
+  scale.kind = Fp8Scale::kMaxima;
+  scale.given = static_cast<const float*>(amax.data);
+  scale.by_row = by_row_of(granularity);
+  scale.least = static_cast<float>(amax_eps.value_or(0.0));
+  scale.bound = scale_ub ? static_cast<float>(*scale_ub) : std::numeric_limits<float>::infinity();
+  scale.scale_inv = scale_inv.floats();
+  return scale;
+}
 
-  // The scale is given, or computed.
-  template <class Args>
-  static Fp8Arguments of(const View& x, const Args& args) {
-    Fp8Arguments a(x, args);
-    a.with_amax = args.with_amax;
-    a.scale.kind = Fp8Scale::kAmax;
-    if (args.scale) {
-      a.scale.kind = a.scale.by_row ? Fp8Scale::kRows : Fp8Scale::kTensor;
-      a.scale.given = static_cast<const float*>(args.scale->const_data_ptr());
-    } else if (args.scale_value) {
-      a.scale.kind = Fp8Scale::kValue;
-      a.scale.value = static_cast<float>(*args.scale_value);
-    }
-    return a;
+// The scale is given, or computed. The result amax is empty if it is not requested.
+inline Fp8Scale fp8_scale(const std::optional<View>& scale, std::optional<double> scale_value,
+                          std::optional<double> scale_ub, std::optional<double> amax_eps,
+                          std::string_view granularity, bool with_amax, const Memory& scale_inv,
+                          const Memory& amax) {
+  Fp8Scale s = fp8_scale(View(), scale_ub, amax_eps, granularity, scale_inv);
+  s.kind = Fp8Scale::kAmax;
+  if (scale) {
+    s.kind = s.by_row ? Fp8Scale::kRows : Fp8Scale::kTensor;
+    s.given = static_cast<const float*>(scale->data);
+  } else if (scale_value) {
+    s.kind = Fp8Scale::kValue;
+    s.value = static_cast<float>(*scale_value);
   }
-
-  // The amax is given, for the tensor or for each row.
-  template <class Args>
-  static Fp8Arguments from_amax(const View& x, const Args& args) {
-    Fp8Arguments a(x, args);
-    a.scale.kind = Fp8Scale::kMaxima;
-    a.scale.given = static_cast<const float*>(args.amax.const_data_ptr());
-    return a;
-  }
-
-  // Allocates the results.
-  ElementRows results(Result& data, Result& scale_inv, Result* amax, const Shape& elements,
-                      const View& like) {
-    const ElementRows out = {data.rows("data", dtype, elements, like), format};
-    scale.scale_inv =
-        static_cast<float*>(scale_inv.memory("scale_inv", ScalarType::Float, shape, like));
-    if (amax == nullptr) return out;
-    void* to = amax->memory("amax", ScalarType::Float, with_amax ? shape : Shape::of(0), like);
-    scale.amax = with_amax ? static_cast<float*>(to) : nullptr;
-    return out;
-  }
-
- private:
-  template <class Args>
-  Fp8Arguments(const View& x, const Args& args)
-      : dtype(args.dtype), format(eight_bit_of(args.dtype)) {
-    scale.by_row = by_row(args.granularity);
-    scale.least = static_cast<float>(args.amax_eps.value_or(0.0));
-    scale.bound =
-        args.scale_ub ? static_cast<float>(*args.scale_ub) : std::numeric_limits<float>::infinity();
-    shape = scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1);
-  }
-};
+  s.amax = with_amax ? amax.floats() : nullptr;
+  return s;
+}
 
 }  // namespace jitquant

@@ -4,8 +4,9 @@
 //   void row_gsa(Call& call, const declared::RowGsa& args, Result& gsa);
 //   JITQUANT_FUNCTIONS(function<&row_gsa>())
 //
-// declared/row_gsa.h is generated from the op's declaration: the schema's text, the arguments, and
-// their checks. The function checks what only its kernel limits, allocates the results, and only
+// declared/row_gsa.h is generated from the op's declaration: the schema's text, the arguments,
+// their checks, and the shapes of the results. So is the function, unless it is written by hand. It
+// converts the arguments, which checks what only a kernel limits, allocates the results, and only
 // then creates a Launching and launches.
 //
 // The loader links function.cpp to every module whose binding includes this header, and common.cpp

@@ -1,21 +1,16 @@
 // The input of silu(gate) * up.
 #pragma once
 
-#include "function.h"
+#include "common.h"
 
 namespace jitquant {
 
-// Alternating runs of `run` gate and up columns.
-struct GateAndUp {
-  Matrix fused;
-  int64_t cols, run;
-
-  GateAndUp(const View& t, int64_t interleave) : fused(matrix_of(t, "fused")) {
-    cols = fused.cols / 2;
-    JITQUANT_CHECK(cols < (int64_t{1} << 31), "fused: expected fewer than 2^32 columns, got shape ",
-                   shape_text(t));
-    run = interleave == 0 ? cols : interleave;
-  }
-};
+// `interleave`: the length of runs, or 0 if all gates come before all ups.
+inline GateAndUp gate_and_up(const View& fused, int64_t interleave) {
+  const Matrix m = matrix_of(fused, "fused");
+  JITQUANT_CHECK(m.cols / 2 < (int64_t{1} << 31),
+                 "fused: expected fewer than 2^32 columns, got shape ", shape_text(fused));
+  return {m, interleave == 0 ? m.cols / 2 : interleave};
+}
 
 }  // namespace jitquant

@@ -1,4 +1,4 @@
-// Shared by the bindings that quantize groups and blocks to 8 bits.
+// Arguments of 8-bit groups and blocks.
 #pragma once
 
 #include "../group/launch.h"
@@ -19,28 +19,35 @@ inline bool holds(EightBit format, float x) {
   return false;
 }
 
-// `args` has dtype, scale_format, recipe and the bounds of elements.
-template <class Args>
-GroupNumerics group_numerics(const Args& args, std::optional<double> eps) {
+inline GroupNumerics group_numerics(ScalarType dtype, std::string_view scale_format,
+                                    std::optional<double> eps, std::string_view recipe,
+                                    std::optional<double> fp8_min, std::optional<double> fp8_max) {
   GroupNumerics n = {};
-  n.format = eight_bit_of(args.dtype);
-  n.recipe = args.recipe == "te"         ? GroupRecipe::kTe
-             : args.recipe == "deepgemm" ? GroupRecipe::kDeepGemm
-                                         : GroupRecipe::kVllm;
-  n.scale_format = args.scale_format == "float32" ? ScaleFormat::kFloat32
-                   : args.scale_format == "ue8m0" ? ScaleFormat::kPowerOfTwo
-                                                  : ScaleFormat::kPacked;
+  n.format = eight_bit_of(dtype);
+  n.recipe = recipe == "te"         ? GroupRecipe::kTe
+             : recipe == "deepgemm" ? GroupRecipe::kDeepGemm
+                                    : GroupRecipe::kVllm;
+  n.scale_format = scale_format == "float32" ? ScaleFormat::kFloat32
+                   : scale_format == "ue8m0" ? ScaleFormat::kPowerOfTwo
+                                             : ScaleFormat::kPacked;
   n.eps = static_cast<float>(eps.value_or(n.recipe == GroupRecipe::kDeepGemm ? 1e-4 : 1e-10));
   const float most = largest(n.format), least = n.format == EightBit::kInt8 ? -128.0f : -most;
-  n.high = static_cast<float>(args.fp8_max.value_or(most));
-  n.low = static_cast<float>(args.fp8_min.value_or(least));
+  n.high = static_cast<float>(fp8_max.value_or(most));
+  n.low = static_cast<float>(fp8_min.value_or(least));
   JITQUANT_CHECK(n.high <= most && holds(n.format, n.high), "fp8_max: expected a value of ",
-                 dtype_text(args.dtype), " from 16 to ", most, ", got ",
-                 args.fp8_max.value_or(most), ". Leave it out for the largest");
+                 dtype_text(dtype), " from 16 to ", most, ", got ", fp8_max.value_or(most),
+                 ". Leave it out for the largest");
   JITQUANT_CHECK(n.low >= least, "fp8_min: expected a number from ", least, " to 0 with ",
-                 dtype_text(args.dtype), ", got ", args.fp8_min.value_or(least));
+                 dtype_text(dtype), ", got ", fp8_min.value_or(least));
   n.bounded = n.high != most || n.low != least;
   return n;
+}
+
+// A norm has another eps.
+inline GroupNumerics normed_numerics(ScalarType dtype, std::string_view scale_format,
+                                     std::optional<double> amax_eps, std::string_view recipe,
+                                     std::optional<double> fp8_min, std::optional<double> fp8_max) {
+  return group_numerics(dtype, scale_format, amax_eps, recipe, fp8_min, fp8_max);
 }
 
 // The scale is the amax divided by the largest element, as in recipe deepgemm.
@@ -52,81 +59,59 @@ inline GroupNumerics mxfp8_numerics(ScalarType dtype) {
   return n;
 }
 
-// Whether the rows of block scales are padded to a multiple of four.
-inline bool padded_of(std::string_view scale_layout) {
-  return scale_layout == "row_padded";
+// The scales of data: one for `tall` rows of it in each group of `wide` columns.
+inline GroupScales group_scales(const Memory& data, const Memory& scale_inv, ScaleFormat format,
+                                int64_t tall, int64_t wide, std::string_view scale_layout) {
+  const int64_t leading = data.shape.dim() - 1;
+  const int64_t of_batch = leading > 0 ? data.shape.size(leading - 1) : 1;
+  const int64_t rows = ceil_div(of_batch, tall), groups = ceil_div(data.cols(), wide);
+  const bool column = scale_layout == "column" || scale_layout == "column_tma";
+  GroupScales s = {scale_inv.data,
+                   format,
+                   {},
+                   swizzled_of(scale_layout),
+                   of_batch > 0 ? data.row_count() / of_batch : 0,
+                   rows,
+                   groups};
+  const int64_t packed = format == ScaleFormat::kPacked ? ceil_div(groups, 4) : groups;
+  s.grid = column ? ScaleGrid{ScaleOrder::kColumn, scale_inv.cols(), packed}
+                  : ScaleGrid{ScaleOrder::kRow, rows,
+                              scale_layout == "row_padded" ? ceil_div(groups, 4) * 4 : packed};
+  return s;
 }
 
-// The scales of `batches` matrices of `rows` rows with `groups` groups each, and the shape of their
-// tensor, whose leading sizes, if any, are the first `leading` of `like`: (*batch, rows).
-struct ScalesPlan {
-  GroupScales scales;
-  Shape shape;
-  ScalarType dtype;
-
-  static ScalesPlan of(const View& like, int64_t leading, int64_t batches, int64_t rows,
-                       int64_t groups, ScaleFormat format, std::string_view scale_layout) {
-    const bool packed = format == ScaleFormat::kPacked;
-    const int64_t stored = packed ? ceil_div(groups, 4) : groups;
-    GroupScales s = {nullptr, format, {ScaleOrder::kRow, rows, stored}, false, batches,
-                     rows,    groups};
-    const ScalarType dtype = packed ? ScalarType::Int : ScalarType::Float;
-    if (scale_layout == "row") return {s, Shape::of(like, leading, stored), dtype};
-    s.grid.order = ScaleOrder::kColumn;
-    if (scale_layout == "column_tma") s.grid.stored_rows = ceil_div(rows, 4) * 4;
-    const int64_t batch_sizes = leading > 0 ? leading - 1 : 0;
-    return {s, Shape::of(like, batch_sizes, stored, s.grid.stored_rows), dtype};
+// `counts`: the valid rows of each batch, or null.
+inline GroupOutput group_output(const Memory& data, const Memory& scale_inv,
+                                const GroupNumerics& numerics, int64_t group_size,
+                                std::string_view scale_layout, const std::optional<View>& counts) {
+  GroupOutput out = {rows_of(data, "data"), group_scales(data, scale_inv, numerics.scale_format, 1,
+                                                         group_size, scale_layout)};
+  if (!counts && out.scales.grid.order == ScaleOrder::kRow) {
+    // One batch: the rows of all batches are contiguous.
+    out.scales.batches = 1;
+    out.scales.rows = out.scales.grid.stored_rows = data.row_count();
   }
+  return out;
+}
+inline GroupOutput group_output(const Memory& data, const Memory& scale_inv,
+                                const GroupNumerics& numerics, int64_t group_size,
+                                std::string_view scale_layout) {
+  return group_output(data, scale_inv, numerics, group_size, scale_layout, std::nullopt);
+}
+inline GroupOutput mxfp8_output(const Memory& data, const Memory& scale_inv,
+                                const GroupNumerics& numerics, std::string_view scale_layout) {
+  return group_output(data, scale_inv, numerics, kMxfp8Block, scale_layout);
+}
+inline GroupOutput block_output(const Memory& data, const Memory& scale_inv,
+                                const GroupNumerics& numerics, int64_t block_rows,
+                                int64_t block_cols, std::string_view scale_layout) {
+  return {rows_of(data, "data"), group_scales(data, scale_inv, numerics.scale_format, block_rows,
+                                              block_cols, scale_layout)};
+}
 
-  static ScalesPlan mxfp8(const View& like, int64_t leading, int64_t rows, int64_t groups,
-                          bool swizzled) {
-    const GroupScales s = {
-        nullptr, ScaleFormat::kE8m0, {ScaleOrder::kRow, rows, groups}, swizzled, 1, rows, groups};
-    return {s,
-            swizzled ? Shape::of(swizzled_rows(rows), swizzled_blocks(groups))
-                     : Shape::of(like, leading, groups),
-            ScalarType::Float8_e8m0fnu};
-  }
-
-  GroupScales store(Result& scale_inv, const char* name, const View& like) const {
-    GroupScales s = scales;
-    s.data = scale_inv.memory(name, dtype, shape, like);
-    return s;
-  }
-};
-
-// The rows of a call with one scale per group: where they are, and which are valid.
-struct RowsOfGroups {
-  int64_t leading, batches, rows, all_rows, cols, groups;
-  RowCounts counts;
-
-  // `cols` is the result's; the result has the shape of x, and `m` has the rows of x.
-  static RowsOfGroups of(const View& x, const Matrix& m, int64_t cols, int64_t group_size,
-                         const std::optional<View>& counts, bool zero_padding) {
-    RowsOfGroups r = {x.dim() - 1,           1, 1, m.rows, cols, ceil_div(cols, group_size),
-                      {nullptr, false, true}};
-    if (r.leading > 0) r.rows = x.size(r.leading - 1);
-    for (int64_t i = 0; i + 1 < r.leading; ++i) r.batches *= x.size(i);
-    if (counts) {
-      r.counts = {counts->const_data_ptr(), counts->dtype == ScalarType::Long, zero_padding};
-    }
-    return r;
-  }
-
-  GroupOutput results(Result& data, Result& scale_inv, ScalarType dtype,
-                      const GroupNumerics& numerics, std::string_view scale_layout,
-                      const View& like) const {
-    const ScalesPlan plan =
-        ScalesPlan::of(like, leading, batches, rows, groups, numerics.scale_format, scale_layout);
-    GroupOutput out = {data.rows("data", dtype, Shape::of(like, leading, cols), like),
-                       plan.store(scale_inv, "scale_inv", like)};
-    if (counts.counts == nullptr && out.scales.grid.order == ScaleOrder::kRow) {
-      // One batch: the rows of all batches are contiguous.
-      out.scales.batches = 1;
-      out.scales.rows = out.scales.grid.stored_rows = all_rows;
-    }
-    return out;
-  }
-};
+inline RowCounts row_counts(const std::optional<View>& counts, bool zero_padding) {
+  if (!counts) return {nullptr, false, true};
+  return {counts->data, counts->dtype == ScalarType::Long, zero_padding};
+}
 
 }  // namespace jitquant

@@ -1,4 +1,4 @@
-// Shared by the bindings of ragged tensors (many tensors in one buffer).
+// Arguments of ragged tensors (many tensors in one buffer).
 #pragma once
 
 #include "../ragged/launch.h"
@@ -15,54 +15,71 @@ inline Activation activation_of(std::string_view name) {
   return Activation::kSrelu;
 }
 
-// The elements of a row, which offsets count: one in a buffer of one dimension.
+// The number of segments of a buffer.
+inline int64_t segments_of(const View& offsets) {
+  const int64_t count = offsets.numel() - 1;
+  JITQUANT_CHECK(count < int64_t{1} << 30, "offsets: expected fewer than 2^30 segments, got ",
+                 count);
+  return count;
+}
+
+// Offsets count rows of so many elements: of one in a buffer of one dimension.
 inline int64_t row_of(const View& x) {
   return x.dim() == 1 ? 1 : x.size(x.dim() - 1);
 }
 
-// The offsets of a buffer's segments, and their number.
-struct SegmentOffsets {
-  const int64_t *offsets, *sizes;
-  int64_t count;
+inline RaggedInput ragged_input(const View& x, const View& offsets,
+                                const std::optional<View>& sizes) {
+  return {x.data,
+          dtype_of(x, "x"),
+          static_cast<const int64_t*>(offsets.data),
+          data_of<int64_t>(sizes),
+          segments_of(offsets),
+          x.numel(),
+          row_of(x)};
+}
 
-  static SegmentOffsets of(const View& offsets, const std::optional<View>& sizes) {
-    const int64_t count = offsets.numel() - 1;
-    JITQUANT_CHECK(count < int64_t{1} << 30, "offsets: expected fewer than 2^30 segments, got ",
-                   count);
-    return {static_cast<const int64_t*>(offsets.data),
-            sizes ? static_cast<const int64_t*>(sizes->data) : nullptr, count};
-  }
-  SegmentTable table(int64_t numel, int64_t row) const {
-    return {offsets, sizes, count, numel, row};
-  }
-};
+// A gradient, and whether the sums of its columns are requested.
+inline RaggedInput gradient_input(const View& grad, const View& offsets,
+                                  const std::optional<View>& sizes, bool with_dbias) {
+  const int64_t cols = grad.size(grad.dim() - 1);
+  JITQUANT_CHECK(!with_dbias || cols <= int64_t{1} << 30,
+                 "grad: expected at most 2^30 columns with dbias, got ", cols);
+  return ragged_input(grad, offsets, sizes);
+}
 
-// The checked arguments that define the scales of segments, and where scale_inv and amax go.
-struct RaggedArguments {
-  RaggedInput input;
-  RaggedScales scales;
+inline RaggedGradient ragged_gradient(const View& grad, const std::optional<View>& act_input,
+                                      std::string_view activation, const Memory& dbias) {
+  return {data_of<void>(act_input), activation_of(activation), grad.size(grad.dim() - 1),
+          dbias.shape.size(0) > 0 ? dbias.floats() : nullptr, nullptr};
+}
 
-  static RaggedArguments of(const View& x, const char* name, const View& offsets,
-                            const std::optional<View>& given, const std::optional<View>& sizes) {
-    const SegmentOffsets segments = SegmentOffsets::of(offsets, sizes);
-    return {{x.const_data_ptr(), dtype_of(x, name), segments.offsets, segments.sizes,
-             segments.count, x.numel(), row_of(x)},
-            {given ? static_cast<const float*>(given->data) : nullptr, nullptr, nullptr, nullptr}};
-  }
+inline RaggedScales ragged_scales(const std::optional<View>& scale, const Memory& scale_inv,
+                                  const Memory& amax) {
+  return {data_of<float>(scale), amax.floats(), scale_inv.floats(), nullptr};
+}
+inline RaggedScales ragged_gsas(const std::optional<View>& scale, const Memory& gsa,
+                                const Memory& amax) {
+  return {data_of<float>(scale), amax.floats(), gsa.floats(), nullptr};
+}
 
-  // Allocates the results.
-  void results(Result& inverse, const char* name, Result& amax, const View& like) {
-    scales.inverse = inverse.floats(name, input.count, like);
-    scales.amax = amax.floats("amax", input.count, like);
-  }
-};
+inline RaggedElements ragged_elements(const Memory& data) {
+  return {static_cast<uint8_t*>(data.data), eight_bit_of(data.dtype), aligned(data.data, 16)};
+}
 
-// The contiguous elements of an FP8 result with the shape of `like`.
-inline RaggedElements ragged_elements(Result& data, ScalarType dtype, EightBit format,
-                                      const View& like) {
-  const int64_t last = like.dim() - 1;
-  void* to = data.memory("data", dtype, Shape::of(like, last, like.size(last)), like);
-  return {static_cast<uint8_t*>(to), format, aligned(to, 16)};
+inline SegmentTable segment_table(const View& data, const View& offsets,
+                                  const std::optional<View>& sizes) {
+  return {static_cast<const int64_t*>(offsets.data), data_of<int64_t>(sizes), segments_of(offsets),
+          data.numel(), row_of(data)};
+}
+inline SegmentTable packed_segments(int64_t numel, int64_t row_size, const View& offsets,
+                                    const std::optional<View>& sizes) {
+  return {static_cast<const int64_t*>(offsets.data), data_of<int64_t>(sizes), segments_of(offsets),
+          numel, row_size};
+}
+
+inline EightBit format_of(const View& data) {
+  return eight_bit_of(data.dtype);
 }
 
 }  // namespace jitquant

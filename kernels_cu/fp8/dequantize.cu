@@ -157,16 +157,17 @@ cudaError_t launch_format(const Matrix& data, const StoredScales& scales, void* 
   });
 }
 
-// data.vector: every row is aligned to 8 bytes.
-cudaError_t launch_dequantize(const Matrix& data, EightBit format, const StoredScales& scales,
-                              void* out, DType dtype, cudaStream_t stream) {
-  switch (format) {
+// data.rows.vector: every row is aligned to 8 bytes.
+cudaError_t launch_dequantize(const ElementRows& data, const StoredScales& scales,
+                              const Values& out, cudaStream_t stream) {
+  if (data.rows.rows == 0) return cudaSuccess;
+  switch (data.format) {
     case EightBit::kE4m3:
-      return launch_format<EightBit::kE4m3>(data, scales, out, dtype, stream);
+      return launch_format<EightBit::kE4m3>(data.rows, scales, out.data, out.dtype, stream);
     case EightBit::kE5m2:
-      return launch_format<EightBit::kE5m2>(data, scales, out, dtype, stream);
+      return launch_format<EightBit::kE5m2>(data.rows, scales, out.data, out.dtype, stream);
     case EightBit::kInt8:
-      return launch_format<EightBit::kInt8>(data, scales, out, dtype, stream);
+      return launch_format<EightBit::kInt8>(data.rows, scales, out.data, out.dtype, stream);
   }
   return cudaErrorInvalidValue;
 }

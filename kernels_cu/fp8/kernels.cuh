@@ -277,9 +277,10 @@ inline bool needs_amax(const Fp8Scale& scale) {
   return scale.kind == Fp8Scale::kAmax || scale.amax != nullptr;
 }
 
-// Whether a call needs workspace: for maxima that pass between launches or through a barrier.
-inline bool fp8_partials(const Fp8Scale& scale, int64_t rows, int64_t cols) {
-  return !scale.by_row && needs_amax(scale) && amax_plan(rows, cols).cluster == 0;
+// The workspace of a call: for maxima that pass between launches or through a barrier.
+inline int64_t fp8_partials(const Fp8Scale& scale, int64_t rows, int64_t cols) {
+  const bool needed = !scale.by_row && needs_amax(scale) && amax_plan(rows, cols).cluster == 0;
+  return needed ? kMaxPartials : 0;
 }
 
 // For a grid whose thread blocks wait for each other.

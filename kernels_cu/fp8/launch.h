@@ -28,7 +28,13 @@ struct Fp8Scale {
   float least, bound;  // the amax that determines a scale is raised to one, and at most the other
   float* scale_inv;
   float* amax;      // null if not requested
-  float* partials;  // kMaxPartials floats of workspace, if fp8_partials is true
+  float* partials;  // kMaxPartials floats of workspace, if a call needs them
+
+  Fp8Scale with(float* workspace) const {
+    Fp8Scale own = *this;
+    own.partials = workspace;
+    return own;
+  }
 };
 
 // Stored scales of 8-bit elements.

@@ -5,11 +5,16 @@
 namespace jitquant {
 
 #ifndef __CUDACC_RTC__
-cudaError_t launch_rmsnorm_fp8(const Matrix& x, const Matrix* residual, const ColumnVector& weight,
-                               float eps, float* inv_rms, const Fp8Scale& scale,
-                               const ElementRows& out, cudaStream_t stream) {
+int64_t rmsnorm_quantize_fp8_partials(const Fp8Scale& scale) {
+  return !scale.by_row && scale.amax != nullptr ? kMaxPartials : 0;
+}
+
+cudaError_t launch_rmsnorm_quantize_fp8(const Matrix& x, const Matrix* residual,
+                                        const ColumnVector& weight, float eps, float* inv_rms,
+                                        const Fp8Scale& scale, float* partials,
+                                        const ElementRows& out, cudaStream_t stream) {
   return normalized(x, residual, weight, eps, inv_rms, [&](const auto& source, const auto& norm) {
-    return launch_fp8_rows<true>(source, norm, scale, out, stream);
+    return launch_fp8_rows<true>(source, norm, scale.with(partials), out, stream);
   });
 }
 #endif

@@ -5,14 +5,15 @@
 namespace jitquant {
 
 #ifndef __CUDACC_RTC__
-bool swiglu_fp8_partials(const Matrix& fused, const Fp8Scale& scale) {
-  return fp8_partials(scale, fused.rows, fused.cols / 2);
+int64_t swiglu_quantize_fp8_partials(const GateAndUp& in, const Fp8Scale& scale) {
+  return fp8_partials(scale, in.fused.rows, in.fused.cols / 2);
 }
 
-cudaError_t launch_swiglu_fp8(const Matrix& fused, int64_t run, const Fp8Scale& scale,
-                              const ElementRows& out, cudaStream_t stream) {
-  return deinterleaved(fused, run, true,
-                       [&](const auto& source) { return launch_fp8(source, scale, out, stream); });
+cudaError_t launch_swiglu_quantize_fp8(const GateAndUp& in, const Fp8Scale& scale, float* partials,
+                                       const ElementRows& out, cudaStream_t stream) {
+  return deinterleaved(in, true, [&](const auto& source) {
+    return launch_fp8(source, scale.with(partials), out, stream);
+  });
 }
 #endif
 

@@ -34,7 +34,7 @@ struct ExpertLayer {
   Routing routing;        // by ids
   const void* weights;    // (rows, top_k), contiguous
   DType weights_dtype;
-  float* activations;  // scratch, see ExpertScratch
+  float* activations;  // scratch, see ExpertScratch, each aligned to 128 bytes
   float* partials;
   float* sorted;
   void* out;  // (rows, H)
@@ -42,7 +42,7 @@ struct ExpertLayer {
 };
 
 // How many rows one set of launches handles on the current device, and how many floats of scratch
-// it needs, each aligned to 128 bytes.
+// it needs.
 struct ExpertScratch {
   int64_t window;
   int64_t activations;  // (window * top_k, I) in x's dtype, then the order of the sorted pairs

@@ -169,11 +169,13 @@ LayerWay way_of(const ExpertWeights& up, const ExpertWeights& down, const Linear
 // decode the weights more often.
 constexpr int64_t kMostTiled = int64_t{1} << 28;
 
-int64_t floats_of(int64_t elements) {
-  return (elements / 2 + 31) / 32 * 32;  // 128-byte aligned
+int64_t aligned_floats(int64_t floats) {
+  return (floats + 31) / 32 * 32;  // 128 bytes
 }
 
-}  // namespace
+int64_t floats_of(int64_t elements) {
+  return aligned_floats(elements / 2);
+}
 
 ExpertScratch expert_scratch(const ExpertWeights& up, const ExpertWeights& down,
                              const LinearOperand& x, int top_k) {
@@ -204,8 +206,6 @@ ExpertScratch expert_scratch(const ExpertWeights& up, const ExpertWeights& down,
   return scratch;
 }
 
-namespace {
-
 // Multiplies the rows of experts with at least `least` rows, up to the products of each pair.
 template <class T>
 cudaError_t launch_layer_tiles(const ExpertLayer& layer, const LinearOperand& x, int least,
@@ -231,11 +231,18 @@ cudaError_t launch_layer_tiles(const ExpertLayer& layer, const LinearOperand& x,
 }
 
 template <class Input>
-cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaStream_t stream) {
-  const ExpertWeights &up = layer.gate_up, &down = layer.down;
-  const int top_k = layer.routing.top_k, id_bytes = layer.routing.wide ? 8 : 4;
+cudaError_t launch_layer(const ExpertLayer& requested, const LinearOperand& x, float* scratch,
+                         cudaStream_t stream) {
+  const ExpertWeights &up = requested.gate_up, &down = requested.down;
+  const int top_k = requested.routing.top_k;
+  const ExpertScratch parts = expert_scratch(up, down, x, top_k);
+  ExpertLayer layer = requested;
+  layer.activations = scratch;
+  layer.partials = layer.activations + aligned_floats(parts.activations);
+  layer.sorted = layer.partials + aligned_floats(parts.partials);
+  const int id_bytes = layer.routing.wide ? 8 : 4;
   const LayerWay way = way_of<Input>(up, down, x, top_k);
-  const int64_t window = expert_scratch(up, down, x, top_k).window;
+  const int64_t window = parts.window;
   const int64_t out_bytes = down.rows * (layer.out_dtype == DType::kFloat32 ? 4 : 2);
   for (int64_t first = 0; first < x.rows; first += window) {
     const int64_t rows = x.rows - first < window ? x.rows - first : window, pairs = rows * top_k;
@@ -334,7 +341,12 @@ cudaError_t launch_nvfp4_grouped_linear(const ExpertWeights& w, const LinearOper
 #endif
 }
 
-cudaError_t launch_nvfp4_experts(const ExpertLayer& layer, const LinearOperand& x,
+int64_t nvfp4_experts_scratch(const ExpertLayer& layer, const LinearOperand& x) {
+  const ExpertScratch parts = expert_scratch(layer.gate_up, layer.down, x, layer.routing.top_k);
+  return aligned_floats(parts.activations) + aligned_floats(parts.partials) + parts.sorted;
+}
+
+cudaError_t launch_nvfp4_experts(const ExpertLayer& layer, const LinearOperand& x, float* scratch,
                                  cudaStream_t stream) {
   if (x.rows == 0) return cudaSuccess;
   if (!takes(x.rows)) return kLacksKernels;
@@ -342,12 +354,12 @@ cudaError_t launch_nvfp4_experts(const ExpertLayer& layer, const LinearOperand& 
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
   if constexpr (kOnly != DType::kFloat32 && has(kLayer)) {
     using Only = std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>;
-    if (x.dtype == kOnly) return launch_layer<Only>(layer, x, stream);
+    if (x.dtype == kOnly) return launch_layer<Only>(layer, x, scratch, stream);
   }
   return kLacksKernels;
 #else
-  return x.dtype == DType::kBFloat16 ? launch_layer<Bf16>(layer, x, stream)
-                                     : launch_layer<Fp16>(layer, x, stream);
+  return x.dtype == DType::kBFloat16 ? launch_layer<Bf16>(layer, x, scratch, stream)
+                                     : launch_layer<Fp16>(layer, x, scratch, stream);
 #endif
 }
 #endif

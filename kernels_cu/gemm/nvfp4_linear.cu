@@ -675,17 +675,17 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
 
 // How many bf16 elements a first launch decodes NVFP4 x to, on the current device; 0 if the product
 // reads x as it is.
+// In floats, of which each has room for two elements of bf16.
 int64_t nvfp4_linear_decoded(const Nvfp4Weight& w, const LinearOperand& x) {
 #if defined(JITQUANT_DTYPE)
   return 0;  // this library takes only bf16 or only fp16 x
 #else
-  return x.scales != nullptr ? count_decoded<CodeInput>(w, x) : 0;
+  return x.scales != nullptr ? count_decoded<CodeInput>(w, x) / 2 : 0;
 #endif
 }
 
-// `decoded` has room for nvfp4_linear_decoded elements, aligned to 16 bytes, or is null.
 cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
-                                const LinearEpilogue& to, void* decoded, cudaStream_t stream) {
+                                const LinearEpilogue& to, float* decoded, cudaStream_t stream) {
   if (w.rows == 0 || x.rows == 0) return cudaSuccess;
   if (!gives(to.dtype)) return cudaErrorInvalidValue;
 #ifdef JITQUANT_LINEAR_CODES

@@ -10,7 +10,7 @@ constexpr int kRefoldThreads = 256, kRowsEach = kRefoldThreads / 32;
 // by. kAligned: scales are read four at a time, and values stored sixteen at a time.
 template <bool kAligned>
 __global__ void __launch_bounds__(kRefoldThreads)
-    nvfp4_refold_kernel(const __grid_constant__ Nvfp4Weight w, uint8_t* values, float* scale_inv) {
+    nvfp4_refold_kernel(const __grid_constant__ Nvfp4Weight w, uint8_t* data, float* scale_inv) {
   const int row = blockIdx.x * kRowsEach + (threadIdx.x >> 5), lane = threadIdx.x & 31;
   const int blocks = row < w.rows ? w.cols / 16 : 0;
   const uint8_t* const scales = w.scales + static_cast<int64_t>(row) * (w.cols / 16);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kRefoldThreads)
   const uint32_t factor = refold_factor(exponent);
   if (lane == 0) scale_inv[row] = mul_rn(w.gsa[0], two_to_the(-exponent));
 
-  uint8_t* const to = values + static_cast<int64_t>(row) * w.cols;
+  uint8_t* const to = data + static_cast<int64_t>(row) * w.cols;
   for (int first = lane; first < blocks; first += 32 * kTogether) {
     if (first > lane) load(first);
 #pragma unroll
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kRefoldThreads)
 }
 
 #ifndef __CUDACC_RTC__
-cudaError_t launch_nvfp4_refold(const Nvfp4Weight& w, uint8_t* values, float* scale_inv,
+cudaError_t launch_nvfp4_refold(const Nvfp4Weight& w, uint8_t* data, float* scale_inv,
                                 cudaStream_t stream) {
   if (w.rows == 0) return cudaSuccess;
   const LaunchShape shape = {(w.rows + kRowsEach - 1) / kRowsEach, kRefoldThreads,
@@ -83,9 +83,9 @@ cudaError_t launch_nvfp4_refold(const Nvfp4Weight& w, uint8_t* values, float* sc
     return reinterpret_cast<uintptr_t>(p) % bytes == 0;
   };
   constexpr auto kWhole = &nvfp4_refold_kernel<true>, kAny = &nvfp4_refold_kernel<false>;
-  return w.cols % 64 == 0 && aligned(w.scales, 4) && aligned(values, 16)
-             ? launch<kWhole>(shape, stream, w, values, scale_inv)
-             : launch<kAny>(shape, stream, w, values, scale_inv);
+  return w.cols % 64 == 0 && aligned(w.scales, 4) && aligned(data, 16)
+             ? launch<kWhole>(shape, stream, w, data, scale_inv)
+             : launch<kAny>(shape, stream, w, data, scale_inv);
 }
 #endif
 

@@ -130,12 +130,13 @@ cudaError_t launch_spans(const Matrix& w, int64_t matrix_rows, int log_side,
 
 #ifndef __CUDACC_RTC__
 // The rows of `out.scales` are rows of blocks.
-cudaError_t launch_quantize_block(const Matrix& w, int64_t matrix_rows, int64_t side,
+cudaError_t launch_quantize_block(const Matrix& w, int64_t block_rows,
                                   const GroupNumerics& numerics, const GroupOutput& out,
                                   cudaStream_t stream) {
   if (w.rows == 0 || w.cols == 0) return cudaSuccess;
+  const int64_t matrix_rows = w.rows / out.scales.batches;
   int log_side = 4;
-  while ((int64_t{1} << log_side) < side) ++log_side;
+  while ((int64_t{1} << log_side) < block_rows) ++log_side;
   const bool whole = is_whole(w, out.data);
   return dispatch(w.dtype, [&](auto element) {
     using T = decltype(element);

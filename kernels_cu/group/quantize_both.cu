@@ -292,10 +292,11 @@ cudaError_t launch_tiles(const Matrix& x, const Extent& extent, const GroupNumer
 }  // namespace
 
 #ifndef __CUDACC_RTC__
+namespace {
+
 // Groups of `size` elements, or squares with that side, of the matrix and of its transpose.
-cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
-                                 const GroupNumerics& numerics, const GroupOutput& out,
-                                 const GroupOutput& out_t, cudaStream_t stream) {
+cudaError_t launch_both(const Matrix& x, int64_t size, bool square, const GroupNumerics& numerics,
+                        const GroupOutput& out, const GroupOutput& out_t, cudaStream_t stream) {
   Extent extent = {4, square};
   while ((int64_t{1} << extent.log) < size) ++extent.log;
   const bool whole = is_whole(x, out.data);
@@ -313,6 +314,27 @@ cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
     constexpr std::integral_constant<Both, Both::kAny> any = {};
     return whole ? launch(yes, any) : launch(std::false_type(), any);
   });
+}
+
+}  // namespace
+
+cudaError_t launch_quantize_per_token_group_both(const CountedMatrix& x, int64_t group_size,
+                                                 const GroupNumerics& numerics,
+                                                 const GroupOutput& out, const GroupOutput& out_t,
+                                                 cudaStream_t stream) {
+  return launch_both(x, group_size, false, numerics, out, out_t, stream);
+}
+
+cudaError_t launch_quantize_block_both(const CountedMatrix& w, int64_t block_rows,
+                                       const GroupNumerics& numerics, const GroupOutput& out,
+                                       const GroupOutput& out_t, cudaStream_t stream) {
+  return launch_both(w, block_rows, true, numerics, out, out_t, stream);
+}
+
+cudaError_t launch_quantize_mxfp8_both(const CountedMatrix& x, const GroupNumerics& numerics,
+                                       const GroupOutput& out, const GroupOutput& out_t,
+                                       cudaStream_t stream) {
+  return launch_both(x, kMxfp8Block, false, numerics, out, out_t, stream);
 }
 #endif
 

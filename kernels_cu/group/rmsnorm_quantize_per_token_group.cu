@@ -208,10 +208,12 @@ constexpr bool kTakesDivided = JITQUANT_GROUP_DIVIDED == 1, kTakesOthers = !kTak
 constexpr bool kTakesDivided = true, kTakesOthers = true;
 #endif
 
-cudaError_t launch_rmsnorm_per_token_group(const Matrix& x, const Matrix* residual,
-                                           const ColumnVector& weight, float eps, float* inv_rms,
-                                           const GroupNumerics& numerics, const GroupOutput& out,
-                                           int64_t group_size, cudaStream_t stream) {
+cudaError_t launch_rmsnorm_quantize_per_token_group(const Matrix& x, const Matrix* residual,
+                                                    const ColumnVector& weight, float eps,
+                                                    float* inv_rms, const GroupNumerics& numerics,
+                                                    const GroupOutput& out, int64_t group_size,
+                                                    cudaStream_t stream) {
+  if (x.rows == 0) return cudaSuccess;
   int log_lanes = 0;
   while ((int64_t{16} << log_lanes) < group_size) ++log_lanes;
   return normalized(x, residual, weight, eps, inv_rms, [&](const auto& source, const auto& norm) {

@@ -5,11 +5,12 @@
 namespace jitquant {
 
 #ifndef __CUDACC_RTC__
-cudaError_t launch_swiglu_per_token_group(const Matrix& fused, int64_t run, int64_t group_size,
-                                          const GroupNumerics& numerics, const GroupOutput& out,
-                                          const RowCounts& counts, cudaStream_t stream) {
-  if (fused.rows == 0) return cudaSuccess;
-  return deinterleaved(fused, run, true, [&](const auto& source) {
+cudaError_t launch_swiglu_quantize_per_token_group(const GateAndUp& in, int64_t group_size,
+                                                   const GroupNumerics& numerics,
+                                                   const GroupOutput& out, const RowCounts& counts,
+                                                   cudaStream_t stream) {
+  if (in.fused.rows == 0) return cudaSuccess;
+  return deinterleaved(in, true, [&](const auto& source) {
     return launch_groups(source, numerics, out, counts, group_size, stream);
   });
 }

@@ -204,8 +204,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 #ifndef __CUDACC_RTC__
-cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, void* out, DType dtype, int64_t cols,
-                                 cudaStream_t stream) {
+namespace {
+
+cudaError_t launch_rows(const Nvfp4Input& in, void* out, DType dtype, int64_t cols,
+                        cudaStream_t stream) {
   const int64_t items = (in.rows * in.blocks * 2 + kThreads - 1) / kThreads;
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
@@ -244,14 +246,24 @@ cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, void* out, DType dtype, i
   });
 }
 
-cudaError_t launch_dequant_nvfp4_columns(const Nvfp4Input& in, void* out, DType dtype,
-                                         int64_t out_rows, int64_t cols, cudaStream_t stream) {
+cudaError_t launch_columns(const Nvfp4Input& in, void* out, DType dtype, int64_t out_rows,
+                           int64_t cols, cudaStream_t stream) {
   const int64_t grid = persistent_grid((in.blocks * cols + kThreads - 1) / kThreads, 8);
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     return launch<&dequant_columns_kernel<T>>({grid, kThreads, Start::kOverlapped}, stream, in,
                                               static_cast<T*>(out), out_rows, cols);
   });
+}
+
+}  // namespace
+
+// `columns`: the packed dimension is the first one of two.
+cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, bool columns, const Values& out,
+                                 cudaStream_t stream) {
+  if (in.rows == 0) return cudaSuccess;
+  return columns ? launch_columns(in, out.data, out.dtype, out.rows, in.rows, stream)
+                 : launch_rows(in, out.data, out.dtype, out.cols, stream);
 }
 #endif
 

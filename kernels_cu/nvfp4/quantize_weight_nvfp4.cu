@@ -151,30 +151,10 @@ __global__ void __launch_bounds__(kThreads, 3)
 }
 
 #ifndef __CUDACC_RTC__
-// 0: launch_weight_in_cluster takes it.
-int weight_amax_partials(const Matrix& w, bool columns, bool tile) {
-  const bool by_rows = !columns && !tile && w.rows > 0 && w.cols > 0;
-  return by_rows && amax_plan(w.rows, w.cols).cluster > 0 ? 0 : amax_grid(w.rows, w.cols);
-}
+namespace {
 
-cudaError_t launch_weight_in_cluster(const Matrix& w, float divisor, float* gsa, Nvfp4Recipe recipe,
-                                     const Nvfp4Output& out, cudaStream_t stream) {
-  return dispatch(w.dtype, [&](auto element) {
-    return launch_cluster(PlainSource<decltype(element)>(w), amax_plan(w.rows, w.cols).cluster,
-                          divisor, gsa, recipe, out, stream);
-  });
-}
-
-cudaError_t launch_weight_amax_partials(const Matrix& w, float* partials, int count,
-                                        cudaStream_t stream) {
-  return dispatch(w.dtype, [&](auto element) {
-    return launch_amax_plain<decltype(element)>(w, partials, count, stream);
-  });
-}
-
-cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, bool columns, bool tile,
-                                         const GlobalScale& scale, Nvfp4Recipe recipe,
-                                         const Nvfp4Output& out, cudaStream_t stream) {
+cudaError_t launch_with(const Matrix& w, bool columns, bool tile, const GlobalScale& scale,
+                        Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream) {
   const int64_t tiles = (out.rows + 15) / 16, quads = out.blocks > 0 ? (out.blocks + 3) / 4 : 1;
   const bool partials = scale.kind == GlobalScale::kPartials;
   return dispatch(w.dtype, [&](auto element) {
@@ -192,6 +172,46 @@ cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, bool columns, bool til
         {pieces > 0 ? pieces : 1, kThreads, Start::kOverlapped}, stream, PlainSource<T>(w), tile,
         Divisor(static_cast<uint32_t>(quads)), partials, scale, recipe, out);
   });
+}
+
+// The thread blocks of a cluster that holds the weight, or 0.
+int cluster_of(const Matrix& w, bool columns, bool tile) {
+  const bool by_rows = !columns && !tile && w.rows > 0 && w.cols > 0;
+  return by_rows ? amax_plan(w.rows, w.cols).cluster : 0;
+}
+
+}  // namespace
+
+int64_t quantize_weight_nvfp4_partials(const Matrix& w, bool columns, bool tile,
+                                       const ComputedScale& scale) {
+  return scale.given || cluster_of(w, columns, tile) > 0 ? 0 : amax_grid(w.rows, w.cols);
+}
+
+cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, bool columns, bool tile,
+                                         const ComputedScale& scale, float* partials,
+                                         Nvfp4Recipe recipe, const Nvfp4Output& out,
+                                         cudaStream_t stream) {
+  if (scale.given) return launch_with(w, columns, tile, value_scale(scale), recipe, out, stream);
+  if (const int cluster = cluster_of(w, columns, tile); cluster > 0) {
+    return dispatch(w.dtype, [&](auto element) {
+      return launch_cluster(PlainSource<decltype(element)>(w), cluster, scale.divisor, scale.gsa,
+                            recipe, out, stream);
+    });
+  }
+  const int count = amax_grid(w.rows, w.cols);
+  const cudaError_t error = dispatch(w.dtype, [&](auto element) {
+    return launch_amax_plain<decltype(element)>(w, partials, count, stream);
+  });
+  if (error != cudaSuccess) return error;
+  return launch_with(w, columns, tile, partials_scale(partials, count, scale.divisor, scale.gsa),
+                     recipe, out, stream);
+}
+
+// The scale is given, or its amax.
+cudaError_t launch_quantize_weight_nvfp4_from(const Matrix& w, bool columns, bool tile,
+                                              const GlobalScale& scale, Nvfp4Recipe recipe,
+                                              const Nvfp4Output& out, cudaStream_t stream) {
+  return launch_with(w, columns, tile, scale, recipe, out, stream);
 }
 #endif
 

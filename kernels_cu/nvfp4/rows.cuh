@@ -366,8 +366,9 @@ RowPlan row_plan(const Source& source, const ColumnVector& weight, bool shares) 
 template <bool kNorm, class Source>
 cudaError_t launch_rows(const Source& source, const Normalize<typename Source::Element>& norm,
                         const RowScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out,
-                        cudaStream_t stream) {
+                        cudaStream_t stream, int* partials = nullptr) {
   const RowPlan plan = row_plan<kNorm>(source, norm.weight, scale.mode == RowMode::kTensorAmax);
+  if (partials != nullptr) *partials = static_cast<int>(plan.partials);
   auto held = [&](auto kernel, const auto& source) {
     constexpr auto kKernel = decltype(kernel)::value;
     if constexpr (kNorm) {
@@ -420,6 +421,30 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
 template <class Source>
 int64_t row_partials(const Source& source, const ColumnVector& weight) {
   return row_plan<true>(source, weight, true).partials;
+}
+
+// The scale of a norm, which takes two launches unless gsa is given or belongs to a row. The gsa of
+// a single row is the tensor's.
+inline bool needs_two(const ComputedScale& scale, int64_t rows) {
+  return !scale.given && !scale.by_row && rows != 1;
+}
+
+inline RowScale given_scale(const GlobalScale& scale) {
+  return {RowMode::kGiven, 1.0f, nullptr, nullptr, scale, 0};
+}
+
+inline RowScale first_scale(const ComputedScale& scale, int64_t rows, float* partials) {
+  if (scale.given) return given_scale(value_scale(scale));
+  if (needs_two(scale, rows)) {
+    return {RowMode::kTensorAmax, scale.divisor, nullptr, partials, {}, 0};
+  }
+  return {RowMode::kRowAmax, scale.divisor, scale.gsa, nullptr, {}, 0};
+}
+
+// The first of two launches alone. Writes the largest possible number of maxima, with zeros after
+// those that are used, so that results of different devices can be combined.
+inline RowScale all_maxima(float* maxima) {
+  return {RowMode::kTensorAmax, 0.0f, nullptr, maxima, {}, kMaxPartials};
 }
 
 // Row granularity for a source that is quantized without a norm.

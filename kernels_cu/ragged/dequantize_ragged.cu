@@ -164,24 +164,25 @@ cudaError_t launch_elements(const Elements& elements, const float* scales, const
 #ifndef __CUDACC_RTC__
 cudaError_t launch_dequantize_ragged_fp8(const uint8_t* data, EightBit format,
                                          const float* scale_inv, const SegmentTable& segments,
-                                         void* out, DType dtype, cudaStream_t stream) {
+                                         const Values& out, cudaStream_t stream) {
   const Fp8Elements elements = {data, format, reinterpret_cast<uintptr_t>(data) % 16 == 0};
-  return launch_elements(elements, scale_inv, Segments(segments), out, dtype, stream);
+  return launch_elements(elements, scale_inv, Segments(segments), out.data, out.dtype, stream);
 }
 
 cudaError_t launch_dequantize_ragged_mxfp8(const uint8_t* data, EightBit format,
-                                           const uint8_t* scales, const SegmentTable& segments,
-                                           void* out, DType dtype, cudaStream_t stream) {
+                                           const uint8_t* block_scales,
+                                           const SegmentTable& segments, const Values& out,
+                                           cudaStream_t stream) {
   const Fp8Elements elements = {data, format, reinterpret_cast<uintptr_t>(data) % 16 == 0};
-  return launch_elements(Mxfp8Elements{elements, scales}, nullptr, Segments(segments), out, dtype,
-                         stream);
+  return launch_elements(Mxfp8Elements{elements, block_scales}, nullptr, Segments(segments),
+                         out.data, out.dtype, stream);
 }
 
-cudaError_t launch_dequantize_ragged_nvfp4(const uint8_t* codes, const uint8_t* scales,
+cudaError_t launch_dequantize_ragged_nvfp4(const Codes& x_fp4, const uint8_t* x_sf,
                                            const float* gsa, const SegmentTable& segments,
-                                           void* out, DType dtype, cudaStream_t stream) {
-  const Nvfp4Elements elements = {reinterpret_cast<const uint2*>(codes), scales};
-  return launch_elements(elements, gsa, Segments(segments), out, dtype, stream);
+                                           const Values& out, cudaStream_t stream) {
+  const Nvfp4Elements elements = {reinterpret_cast<const uint2*>(x_fp4.data), x_sf};
+  return launch_elements(elements, gsa, Segments(segments), out.data, out.dtype, stream);
 }
 #endif
 

@@ -25,6 +25,8 @@ struct RaggedScales {
   float* amax;
   float* inverse;   // scale_inv, or gsa
   float* partials;  // kMaxPartials floats of workspace
+
+  RaggedScales with(float* workspace) const { return {given, amax, inverse, workspace}; }
 };
 
 // What a gradient takes in addition to its scales.

@@ -33,20 +33,25 @@ constexpr bool kActivates = JITQUANT_ACTIVATION == 1, kKeeps = !kActivates;
 constexpr bool kActivates = true, kKeeps = true;
 #endif
 
+int64_t quantize_ragged_fp8_partials() {
+  return kMaxPartials;
+}
+
 cudaError_t launch_quantize_ragged_fp8(const RaggedInput& x, Activation activation,
-                                       const RaggedScales& scales, const RaggedElements& out,
-                                       cudaStream_t stream) {
+                                       const RaggedScales& scales, float* partials,
+                                       const RaggedElements& out, cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
     const RaggedFp8 op = {out};
     if constexpr (kActivates) {
       if (activation != Activation::kNone) {
-        return launch_ragged(ActivatedSource<T>(x, activation), op, x, scales, stream);
+        return launch_ragged(ActivatedSource<T>(x, activation), op, x, scales.with(partials),
+                             stream);
       }
     }
     if constexpr (kKeeps) {
       if (activation == Activation::kNone) {
-        return launch_ragged(BufferSource<T>(x), op, x, scales, stream);
+        return launch_ragged(BufferSource<T>(x), op, x, scales.with(partials), stream);
       }
     }
     return cudaErrorInvalidValue;

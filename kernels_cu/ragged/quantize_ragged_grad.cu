@@ -373,11 +373,16 @@ cudaError_t launch_gradient(const RaggedInput& x, const RaggedScales& scales,
 }  // namespace
 
 #ifndef __CUDACC_RTC__
-RowCut quantize_ragged_grad_cut(DType dtype, int64_t numel, int64_t cols, bool with_dbias) {
+namespace {
+
+RowCut cut_of(const RaggedInput& x, const RaggedGradient& gradient) {
+  const bool with_dbias = gradient.dbias != nullptr;
+  const int64_t numel = x.numel;
+  int64_t cols = gradient.cols;
   if (!with_dbias) cols = kAnyCols;
   const int64_t rows = (numel + cols - 1) / cols, strips = (cols + kStep - 1) / kStep;
   const int warps = kThreads / 32, phases = strips < warps ? warps / static_cast<int>(strips) : 1;
-  int64_t blocks = persistent_grid(rows, dtype == DType::kFloat32 ? 1 : 2);
+  int64_t blocks = persistent_grid(rows, x.dtype == DType::kFloat32 ? 1 : 2);
   if (blocks * phases > kMaxPartials) blocks = kMaxPartials / phases;
   // With shorter ranges, the workspace would be larger than the gradient.
   int64_t range_rows = (rows + blocks * phases - 1) / (blocks * phases);
@@ -387,13 +392,25 @@ RowCut quantize_ragged_grad_cut(DType dtype, int64_t numel, int64_t cols, bool w
   return {range_rows, ranges < 1 ? 1 : ranges, phases};
 }
 
+}  // namespace
+
+int64_t quantize_ragged_grad_fp8_partials() {
+  return kMaxPartials;
+}
+
+int64_t quantize_ragged_grad_fp8_sums(const RaggedInput& x, const RaggedGradient& gradient) {
+  return gradient.dbias != nullptr ? cut_of(x, gradient).ranges * gradient.cols : 0;
+}
+
 cudaError_t launch_quantize_ragged_grad_fp8(const RaggedInput& x, const RaggedScales& scales,
-                                            const RaggedGradient& gradient,
-                                            const RaggedElements& out, cudaStream_t stream) {
-  const RowCut cut =
-      quantize_ragged_grad_cut(x.dtype, x.numel, gradient.cols, gradient.dbias != nullptr);
+                                            float* partials, const RaggedGradient& gradient,
+                                            float* sums, const RaggedElements& out,
+                                            cudaStream_t stream) {
+  RaggedGradient own = gradient;
+  own.sums = sums;
   return dispatch(x.dtype, [&](auto element) {
-    return launch_gradient<decltype(element)>(x, scales, gradient, out, cut, stream);
+    return launch_gradient<decltype(element)>(x, scales.with(partials), own, out,
+                                              cut_of(x, gradient), stream);
   });
 }
 #endif

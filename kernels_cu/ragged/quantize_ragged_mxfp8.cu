@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 3)
 
 #ifndef __CUDACC_RTC__
 cudaError_t launch_quantize_ragged_mxfp8(const RaggedInput& x, const GroupNumerics& numerics,
-                                         const RaggedElements& out, uint8_t* scales,
+                                         const RaggedElements& out, uint8_t* block_scales,
                                          cudaStream_t stream) {
   if (x.numel == 0) return cudaSuccess;
   return dispatch(x.dtype, [&](auto element) {
@@ -60,7 +60,7 @@ cudaError_t launch_quantize_ragged_mxfp8(const RaggedInput& x, const GroupNumeri
     const int64_t grid = persistent_grid((steps + kWarps - 1) / kWarps, per_sm);
     return launch<&ragged_mxfp8_kernel<T>>(
         {grid, kThreads, Start::kOverlapped}, stream, BufferSource<T>(x), segments_of(x),
-        range_of_warp(x.numel, grid * kWarps), numerics, out, scales);
+        range_of_warp(x.numel, grid * kWarps), numerics, out, block_scales);
   });
 }
 #endif

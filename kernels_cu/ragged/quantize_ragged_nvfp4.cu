@@ -39,12 +39,16 @@ struct RaggedNvfp4 {
 };
 
 #ifndef __CUDACC_RTC__
+int64_t quantize_ragged_nvfp4_partials() {
+  return kMaxPartials;
+}
+
 cudaError_t launch_quantize_ragged_nvfp4(const RaggedInput& x, const RaggedScales& scales,
-                                         Nvfp4Recipe recipe, uint8_t* codes, uint8_t* block_scales,
-                                         cudaStream_t stream) {
+                                         float* partials, Nvfp4Recipe recipe, uint8_t* x_fp4,
+                                         uint8_t* x_sf, cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
-    const RaggedNvfp4 op = {reinterpret_cast<uint2*>(codes), block_scales, recipe};
-    return launch_ragged(BufferSource<decltype(element)>(x), op, x, scales, stream);
+    const RaggedNvfp4 op = {reinterpret_cast<uint2*>(x_fp4), x_sf, recipe};
+    return launch_ragged(BufferSource<decltype(element)>(x), op, x, scales.with(partials), stream);
   });
 }
 #endif

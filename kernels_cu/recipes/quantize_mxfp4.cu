@@ -36,16 +36,16 @@ cudaError_t launch_quantize_mxfp4(const Matrix& x, const Rope& rope, const Recip
              : launch_recipe<Scaling::kMx, false>(x, rope, {}, recipe, out, stream);
 }
 
-cudaError_t launch_dequantize_mxfp4(const Mxfp4Input& in, void* out, DType dtype, int64_t cols,
-                                    cudaStream_t stream) {
+cudaError_t launch_dequantize_mxfp4(const Mxfp4Input& in, const Values& out, cudaStream_t stream) {
+  const int64_t cols = out.cols;
   const int64_t items = (in.rows * in.groups * 4 + kThreads - 1) / kThreads;
-  return dispatch(dtype, [&](auto element) {
+  return dispatch(out.dtype, [&](auto element) {
     using T = decltype(element);
-    const bool vector = reinterpret_cast<uintptr_t>(out) % 16 == 0 && cols % 8 == 0;
+    const bool vector = reinterpret_cast<uintptr_t>(out.data) % 16 == 0 && cols % 8 == 0;
     return launch<&dequantize_mxfp4_kernel<T>>(
         {persistent_grid(items, blocks_per_sm<&dequantize_mxfp4_kernel<T>>(kThreads, 0)), kThreads,
          Start::kOverlapped},
-        stream, in, static_cast<T*>(out), cols, vector);
+        stream, in, static_cast<T*>(out.data), cols, vector);
   });
 }
 #endif

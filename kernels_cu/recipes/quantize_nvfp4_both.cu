@@ -330,7 +330,7 @@ cudaError_t launch_both(const Matrix& x, const BothScale& scale, const Recipe& r
 
 }  // namespace
 
-cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, float* maxima,
+cudaError_t launch_nvfp4_both_amax(const CountedMatrix& x, const Rotation& rotation, float* maxima,
                                    cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
@@ -353,7 +353,7 @@ cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, fl
   });
 }
 
-cudaError_t launch_quantize_nvfp4_both(const Matrix& x, const BothScale& scale,
+cudaError_t launch_quantize_nvfp4_both(const CountedMatrix& x, const BothScale& scale,
                                        const Recipe& recipe, const BothBytes& given,
                                        const Nvfp4Output& out, float* gsa, const Nvfp4Output& out_t,
                                        float* gsa_t, cudaStream_t stream) {

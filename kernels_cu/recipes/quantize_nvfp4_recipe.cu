@@ -38,11 +38,11 @@ cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, const
   });
 }
 
-cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const Rope& rope, const float* maxima,
+cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const Rope& rope, const float* amax,
                                          int count, bool by_row, bool from_gsa, float divisor,
                                          Nvfp4Recipe rule, float* gsa, const Recipe& recipe,
                                          const Nvfp4Output& out, cudaStream_t stream) {
-  const RecipeScale scale = {maxima, count, by_row, from_gsa, divisor, rule, gsa};
+  const RecipeScale scale = {amax, count, by_row, from_gsa, divisor, rule, gsa};
   if (!recipe.select.none) {
     return recipe.rounding.stochastic
                ? launch_recipe<Scaling::kSelect, true>(x, rope, scale, recipe, out, stream)

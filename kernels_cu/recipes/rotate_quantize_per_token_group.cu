@@ -6,10 +6,11 @@
 namespace jitquant {
 
 #ifndef __CUDACC_RTC__
-cudaError_t launch_rotate_per_token_group(const Matrix& x, const Rotation& rotation,
-                                          const Rope& rope, int64_t group_size,
-                                          const GroupNumerics& numerics, const GroupOutput& out,
-                                          const RowCounts& counts, cudaStream_t stream) {
+cudaError_t launch_rotate_quantize_per_token_group(const Matrix& x, const Rotation& rotation,
+                                                   const Rope& rope, int64_t group_size,
+                                                   const GroupNumerics& numerics,
+                                                   const GroupOutput& out, const RowCounts& counts,
+                                                   cudaStream_t stream) {
   if (x.rows == 0) return cudaSuccess;
   return rotated_rows(x, rotation, rope, [&](const auto& source) {
     return launch_groups(source, numerics, out, counts, group_size, stream);

@@ -1,8 +1,9 @@
-"""Translates the argument checks of `jitquant.ops` to C++, so that they are written once.
+"""Translates the argument checks and plans of `jitquant.ops` to C++, so that they are written once.
 
 Checks are plain functions: ``if`` something ``raise`` an error with this text. What they may use is
-what `_Function` knows; anything else is an error. A check returns nothing. A plan does, but that is
-left out, with all that only this is computed from.
+what `_Function` knows; anything else is an error. A check returns nothing. A plan returns the
+shapes and dtypes of results. It is translated twice: its checks, and what it returns, each without
+what only the other is computed from.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ _WRITTEN: dict[Any, tuple[str, str]] = {
     _checks.row_count: ("count_of", "int"),
     _checks_memory.own_elements: ("check_own_elements", ""),
     formats.ceil_div: ("ceil_div", "int"),
+    formats.fp4_shapes: ("fp4_shapes", "fp4_shapes"),
     formats.fp4_scales_shape: ("fp4_scales_shape", "tuple[int, ...]"),
     formats.scales_shape: ("scales_shape", "tuple[int, ...]"),
     linear._evenly_strided: ("evenly_strided", "bool"),
@@ -91,6 +93,19 @@ class Known:
     value: Any
 
 
+@dataclass(frozen=True)
+class Record:
+    """A value with parts, which have the names of its attributes in Python."""
+
+    parts: Mapping[str, Any]
+
+
+Term = Value | Known | Record
+
+_RESULTS = ("Result", "tuple[Result, ...]", "tuple[Result, Result]", "Plan")
+"""What functions return that say what results are: these have no version in C++."""
+
+
 class Translated:
     """The functions that checks call, by name: a declaration and a definition of each."""
 
@@ -109,18 +124,33 @@ class Translated:
             listed = ", ".join(f"{TYPES[p.annotation]} {p.name}" for p in parameters)
             self.declarations[name] = f"void {name}({listed});\n"
             self.definitions[name] = ""  # its place, before those that it calls
-            known = {p.name: Value(p.name, p.annotation) for p in parameters}
+            known: dict[str, Term] = {p.name: Value(p.name, p.annotation) for p in parameters}
             body = _Function(self, function, known).body("  ")
             self.definitions[name] = f"void {name}({listed}) {{\n{body}}}\n"
         return name
 
-    def checks(self, function: Callable[..., Any], known: Mapping[str, Value | Known]) -> str:
+    def checks(self, function: Callable[..., Any], known: Mapping[str, Term]) -> str:
         """The statements of a function; a parameter that is not known has its default."""
         parameters = inspect.signature(function).parameters.values()
         defaults = {p.name: Known(p.default) for p in parameters if p.default is not p.empty}
         return _Function(self, function, {**defaults, **known}).body("    ")
 
-    def call(self, function: Callable[..., Any], known: Mapping[str, Value | Known]) -> str:
+    def results(
+        self, function: Callable[..., Any], known: Mapping[str, Term]
+    ) -> list[tuple[str, str]]:
+        """The dtype and the shape of each result of a plan."""
+        parameters = inspect.signature(function).parameters.values()
+        defaults = {p.name: Known(p.default) for p in parameters if p.default is not p.empty}
+        return [
+            (_passed(r.parts["dtype"]), _passed(r.parts["shape"], "tuple"))
+            for r in _Function(self, function, {**defaults, **known}).returned()
+        ]
+
+    def value(self, function: Callable[..., Any], known: Mapping[str, Term]) -> Value | Known:
+        """What a function returns that is one expression."""
+        return _Function(self, function, dict(known)).value()
+
+    def call(self, function: Callable[..., Any], known: Mapping[str, Term]) -> str:
         """A statement that calls a function by the names of its parameters."""
         parameters = inspect.signature(function).parameters.values()
         arguments = [_passed(known[p.name], p.annotation) for p in parameters]
@@ -131,6 +161,8 @@ def _literal(value: Any) -> str:
     """A value of Python in C++."""
     if isinstance(value, torch.dtype):
         return f"ScalarType::{DTYPES[value]}"
+    if value == ():
+        return "Shape()"
     if isinstance(value, tuple):
         return f"Shape().and_then({', '.join(map(_literal, value))})"
     if isinstance(value, (bool, str)):
@@ -140,8 +172,9 @@ def _literal(value: Any) -> str:
     raise ValueError(f"expected a value that C++ has too, got {value!r}")
 
 
-def _passed(value: Value | Known, as_: str = "") -> str:
+def _passed(value: Term, as_: str = "") -> str:
     """A value's code where one of a type is wanted; what is optional stays it if that is."""
+    assert not isinstance(value, Record)
     if isinstance(value, Known):
         if value.value is None:
             return "nullptr" if as_.startswith("Tensor") else "std::nullopt"
@@ -173,6 +206,16 @@ def _bare(code: str) -> str:
     return code[1:-1] if depths.index(0) == len(code) - 1 and code[0] == "(" else code
 
 
+def _is_new(known: Term | None) -> bool:
+    if isinstance(known, Known):
+        return isinstance(known.value, tuple) and any(isinstance(v, Record) for v in known.value)
+    return known is not None
+
+
+def _item(node: ast.expr, at: int) -> ast.expr:
+    return ast.Subscript(node, ast.Constant(at), ast.Load())
+
+
 def _names(node: ast.AST | None) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} if node else set()
 
@@ -189,7 +232,7 @@ class _Function:
 
     translated: Translated
     function: Callable[..., Any]
-    known: dict[str, Value | Known]
+    known: dict[str, Term]
 
     def body(self, indent: str) -> str:
         """Its statements."""
@@ -198,6 +241,101 @@ class _Function:
             return ""  # a lambda, which raises nothing
         statements = tree.body[1:] if ast.get_docstring(tree) else tree.body
         return self._block(self._needed(statements, set()), indent)
+
+    def _last(self) -> tuple[list[ast.stmt], ast.expr]:
+        """The statements before its last one, and what that returns."""
+        tree = ast.parse(textwrap.dedent(inspect.getsource(self.function))).body[0]
+        *statements, end = tree.body if isinstance(tree, ast.FunctionDef) else [tree]
+        if not isinstance(end, ast.Return) or end.value is None:
+            raise self._unknown(tree)
+        return statements, end.value
+
+    def value(self) -> Value | Known:
+        """What it returns, if that is one expression."""
+        return self._expression(self._last()[1])
+
+    def returned(self) -> list[Record]:
+        """What results are, as a plan or what it calls returns them."""
+        statements, end = self._last()
+        live, kept = _names(end), []
+        for statement in reversed(statements):
+            if isinstance(statement, ast.Assign) and _names(statement.targets[0]) & live:
+                live |= _names(statement.value)
+                kept.append(statement)
+        for statement in kept[::-1]:
+            self._keep(statement.targets[0], statement.value)
+        return self._results(end)
+
+    def _keep(self, target: ast.expr, node: ast.expr) -> None:
+        """Keeps an expression in place of a name that it is assigned to."""
+        if isinstance(target, ast.Tuple):
+            for i, name in enumerate(target.elts):
+                part = node.elts[i] if isinstance(node, ast.Tuple) else _item(node, i)
+                self._keep(name, part)
+            return
+        assert isinstance(target, ast.Name)
+        shown = node.body if isinstance(node, ast.IfExp) else node
+        described = isinstance(shown, ast.Call) and self._describes(shown)
+        known = Known(tuple(self._results(node))) if described else self._expression(node)
+        self.known[target.id] = known
+
+    def _describes(self, node: ast.Call) -> bool:
+        """Whether a call says what results are."""
+        if self._is_new(node.func):
+            return False
+        called = self._now(node.func)
+        if called.__name__ in ("Result", "Plan"):
+            return True
+        return getattr(called, "__annotations__", {}).get("return") in _RESULTS
+
+    def _described(self, node: ast.Call) -> Known:
+        """What a call says of results, as a tuple of records."""
+        called = self._now(node.func)
+        if called.__name__ == "Plan":
+            return Known(tuple(self._results(node.args[1])))
+        if called.__name__ == "Result":
+            shape, dtype = map(self._expression, node.args)
+            return Known((Record({"shape": shape, "dtype": dtype}),))
+        signature = inspect.signature(called)
+        given = signature.bind(*node.args, **{k.arg or "": k.value for k in node.keywords})
+        known: dict[str, Term] = {}
+        for name, p in signature.parameters.items():
+            if p.kind is p.VAR_POSITIONAL:
+                sizes = ast.Tuple([*given.arguments.get(name, ())], ast.Load())
+                known[name] = self._expression(sizes)
+            elif name in given.arguments:
+                known[name] = self._expression(given.arguments[name])
+            else:
+                known[name] = Known(p.default)
+        return Known(tuple(_Function(self.translated, called, known).returned()))
+
+    def _results(self, node: ast.expr) -> list[Record]:
+        if isinstance(node, ast.Tuple):
+            return [r for element in node.elts for r in self._results(element)]
+        if isinstance(node, ast.Starred):
+            return self._results(node.value)
+        if isinstance(node, ast.Name):
+            known = self.known[node.id]
+            assert isinstance(known, Known)
+            return list(known.value)
+        if isinstance(node, ast.IfExp):
+            test = self._expression(node.test)
+            if isinstance(test, Known):
+                return self._results(node.body if test.value else node.orelse)
+            condition = _bare(self._condition(test))
+            pairs = zip(self._results(node.body), self._results(node.orelse), strict=True)
+            return [self._either(condition, one, other) for one, other in pairs]
+        if isinstance(node, ast.Call) and self._describes(node):
+            return list(self._described(node).value)
+        raise self._unknown(node)
+
+    def _either(self, condition: str, one: Record, other: Record) -> Record:
+        parts: dict[str, Term] = {}
+        for name, kind in (("shape", "tuple[int, ...]"), ("dtype", "torch.dtype")):
+            codes = [_passed(r.parts[name], kind[:5]) for r in (one, other)]
+            code = codes[0] if codes[0] == codes[1] else f"({condition} ? {' : '.join(codes)})"
+            parts[name] = Value(code, kind)
+        return Record(parts)
 
     def _needed(self, statements: Sequence[ast.stmt], live: set[str]) -> list[ast.stmt]:
         """Those that raise, and those that these need; adds what they use to ``live``."""
@@ -229,7 +367,7 @@ class _Function:
 
     def _is_new(self, node: ast.expr) -> bool:
         """Whether a call of the function decides on an expression."""
-        return any(isinstance(self.known.get(name), Value) for name in _names(node))
+        return any(_is_new(self.known.get(name)) for name in _names(node))
 
     def _now(self, node: ast.expr) -> Any:
         """The value of an expression on which a call of the function has no influence."""
@@ -274,13 +412,13 @@ class _Function:
                 pairs = zip(target.elts, node.elts, strict=True)
                 return "".join(self._assign(t, n, indent) for t, n in pairs)
             # The shape of a tensor with so many dimensions.
-            parts = [ast.Subscript(node, ast.Constant(i)) for i in range(len(target.elts))]
+            parts = [_item(node, i) for i in range(len(target.elts))]
             return self._assign(target, ast.Tuple(parts), indent)
         assert isinstance(target, ast.Name)
         if target.id in self.known:
             raise self._unknown(node)  # a second value, which may be of a branch
         value = self._expression(node)
-        if isinstance(value, Known) or re.fullmatch(r"[\w.>*-]+(size\(\d\))?", value.code):
+        if not isinstance(value, Value) or re.fullmatch(r"[\w.>*-]+(size\(\d\))?", value.code):
             self.known[target.id] = value
             return ""
         self.known[target.id] = Value(target.id, value.type)
@@ -297,9 +435,18 @@ class _Function:
         return made
 
     def _name(self, node: ast.Name) -> Value | Known:
-        return self.known[node.id]
+        known = self.known[node.id]
+        if isinstance(known, Record):
+            raise self._unknown(node)
+        return known
 
     def _attribute(self, node: ast.Attribute) -> Value | Known:
+        record = self.known.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        if isinstance(record, Known) and isinstance(record.value, tuple):
+            (record,) = record.value  # one result
+        if isinstance(record, Record):
+            part: Value | Known = record.parts[node.attr]
+            return part
         base = self._expression(node.value)
         if isinstance(base, Value) and base.type.startswith("Tensor"):
             if node.attr == "shape":
@@ -351,6 +498,9 @@ class _Function:
     def _subscript(self, node: ast.Subscript) -> Value:
         base, index = self._expression(node.value), node.slice
         assert isinstance(base, Value)
+        if base.type == "fp4_shapes" and isinstance(index, ast.Constant):
+            member = "scales" if index.value else "codes"
+            return Value(f"{base.code}.{member}", "tuple[int, ...]")
         member = _member(base)
         if not isinstance(index, ast.Slice):
             return Value(f"{member}size({_index(member, self._expression(index))})", "int")
@@ -361,11 +511,14 @@ class _Function:
 
     def _tuple(self, node: ast.Tuple) -> Value:
         code, rest = "Shape()", list(node.elts)
-        if isinstance(rest[0], ast.Starred):
-            code = _passed(self._expression(rest.pop(0).value), "tuple")
+        first = rest[0]
+        if isinstance(first, ast.Starred):
+            code = _passed(self._expression(first.value), "tuple")
+            rest.pop(0)
         if len(rest) > 3:
             raise self._unknown(node)  # a Shape has no room for them
-        return Value(f"{code}.and_then({', '.join(map(self._code, rest))})", "tuple[int, ...]")
+        sizes = ", ".join(_bare(self._code(size)) for size in rest)
+        return Value(f"{code}.and_then({sizes})", "tuple[int, ...]")
 
     def _binop(self, node: ast.BinOp) -> Value:
         operator = _OPERATORS[type(node.op)]

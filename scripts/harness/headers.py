@@ -1,9 +1,10 @@
-"""Writes ``kernels_cu/bindings/declared``: what the bindings need of kernels and declarations.
+"""Writes what of ``kernels_cu/bindings`` follows from kernels and declarations.
 
-A header a module. It declares the functions that the module's ``.cu`` has for the host, and has a
-struct for each op: the schema's text, the arguments as a binding takes them, and the checks of what
-a declaration accepts, with the messages of Python. ``checks.cpp`` has the functions that these
-share.
+``declared`` has a header a module. It declares the functions that the module's ``.cu`` has for the
+host, and has a struct for each op: the schema's text, the arguments as a binding takes them, the
+checks of what a declaration accepts, with the messages of Python, and the shapes of the results.
+``checks.cpp`` has the functions that these share. The binding of a module calls the launchers
+(`harness.bindings`); one that is written by hand is left alone.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from harness.checks import DTYPES, TYPES, Known, Translated, Value
+from harness import bindings
+from harness.checks import DTYPES, TYPES, Known, Record, Term, Translated, Value
 from jitquant.ops import KERNEL_OPS, Op, _checks
-from jitquant.ops.schema import Dtypes, Number, Rule
+from jitquant.ops.schema import Dtypes, Number, Rule, Source
 
 KERNELS = Path(__file__).parents[2] / "kernels_cu"
 BINDINGS = KERNELS / "bindings"
@@ -31,11 +32,15 @@ _HEAD = (
 )
 
 
+_TENSORS = ("View", "InPlace", "View>", "InPlace>")
+
+
 def headers() -> dict[Path, str]:
     """The text of each file, by its path."""
-    modules: dict[str, list[Op]] = {}
+    modules: dict[str, dict[str, Op]] = {}
     for op in KERNEL_OPS:
-        modules.setdefault(op.module, []).append(op)
+        for module, function in {op.module: op.function, **op.also}.items():
+            modules.setdefault(module, {})[function] = op
     shared = Translated()
     texts = {f"{module}.h": _header(module, ops, shared) for module, ops in modules.items()}
     declared, defined = (
@@ -48,12 +53,63 @@ def headers() -> dict[Path, str]:
         f"{declared}#pragma GCC visibility pop\n"
     )
     texts["checks.cpp"] = f'{_HEAD}#include "checks.h"\n\n{defined}'
-    return {BINDINGS / "declared" / name: text for name, text in texts.items()}
+    found = {BINDINGS / "declared" / name: text for name, text in texts.items()}
+    for module, ops in modules.items():
+        path = BINDINGS / f"{module}.cpp"
+        if not path.exists() or path.read_text().startswith(_HEAD):
+            found[path] = _binding(module, ops)
+    return found
 
 
-def _header(module: str, ops: list[Op], shared: Translated) -> str:
-    structs = "\n".join(_struct(op, shared) for op in ops)
+def _source(module: str) -> Path:
     (source,) = KERNELS.glob(f"*/{module}.cu")
+    return source
+
+
+def _binding(module: str, ops: dict[str, Op]) -> str:
+    """The functions of a module."""
+    functions = bindings.parse("".join(launchers(_source(module).read_text())))
+    made = [
+        bindings.Binding(
+            name,
+            _camel(name),
+            _fields(op),
+            op.results,
+            op.rows_apart,
+            functions,
+        )
+        for name, op in ops.items()
+    ]
+    texts = [binding.text() for binding in made]
+    used = sorted(set[str]().union(*(binding.headers for binding in made)) - {"common.h"})
+    included = "".join(f'#include "{header}"\n' for header in used)
+    exported = ", ".join(f"function<&{name}>()" for name in ops)
+    return (
+        f'{_HEAD}#include "declared/{module}.h"\n{included}\n'
+        "namespace jitquant {\nnamespace {\n\n"
+        f"{chr(10).join(texts)}\n"
+        "}  // namespace\n}  // namespace jitquant\n\n"
+        f"JITQUANT_FUNCTIONS({exported})\n"
+    )
+
+
+def _fields(op: Op) -> list[bindings.Parameter]:
+    """The arguments as a binding takes them."""
+    schema = torch._C.parse_schema(f"f({op.arguments}) -> ()")
+    return [bindings.Parameter(_input(argument), argument.name) for argument in schema.arguments]
+
+
+def _input(argument: Any) -> str:
+    """The type of an argument."""
+    kind, optional = _kind(argument)
+    written = argument.alias_info is not None and argument.alias_info.is_write
+    type_ = "InPlace" if written else "View" if kind == "Tensor" else TYPES[kind]
+    return f"std::optional<{type_}>" if optional else type_
+
+
+def _header(module: str, ops: dict[str, Op], shared: Translated) -> str:
+    structs = "\n".join(_struct(function, op, shared) for function, op in ops.items())
+    source = _source(module)
     folder = source.parent
     structures = [f"../../{folder.name}/{path.name}" for path in sorted(folder.glob("*.h"))]
     included = [f'#include "{path}"\n' for path in (*structures, "../function.h", "checks.h")]
@@ -72,19 +128,16 @@ def launchers(source: str) -> list[str]:
     """
     public = re.sub(r"^namespace \{$.*?^\}  // namespace$", "", source, flags=re.M | re.S)
     found = re.findall(r"^(?<!>\n)(\w+ \w+\([^;{]*?\)) \{$", public, re.M)
-    return [" ".join(text.split()) + ";\n" for text in found]
+    return [" ".join(text.split()).replace("( ", "(") + ";\n" for text in found]
 
 
-def _struct(op: Op, shared: Translated) -> str:
+def _struct(function: str, op: Op, shared: Translated) -> str:
     schema = torch._C.parse_schema(f"f({op.arguments}) -> ()")
-    fields, inputs = [], []
-    for argument in schema.arguments:
-        kind, optional = _kind(argument)
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        type_ = "InPlace" if written else "View" if kind == "Tensor" else TYPES[kind]
-        type_ = f"std::optional<{type_}>" if optional else type_
-        inputs.append(type_)
-        fields.append(f"  {f'const {type_}&' if kind == 'Tensor' else type_} {argument.name};\n")
+    inputs = [type_ for type_, _ in _fields(op)]
+    fields = [
+        f"  {f'const {type_}&' if type_.endswith(_TENSORS) else type_} {name};\n"
+        for type_, name in _fields(op)
+    ]
     checks = [
         f"    check_name({_quoted(name)}, {name}, {{{', '.join(map(_quoted, accepted))}}});\n"
         for name, accepted in op.choices.items()
@@ -94,13 +147,14 @@ def _struct(op: Op, shared: Translated) -> str:
     results = ", ".join(map(_quoted, op.results))
     arguments = op.arguments.replace('"', "'")
     return (
-        f"struct {_camel(op.function)} {{\n"
-        f"  static constexpr const char* kName = {_quoted(op.function)};\n"
+        f"struct {_camel(function)} {{\n"
+        f"  static constexpr const char* kName = {_quoted(function)};\n"
         f"  static constexpr const char* kArguments =\n      {_quoted(arguments)};\n"
         f"  static constexpr std::initializer_list<const char*> kResults = {{{results}}};\n"
         f"  using Inputs = std::tuple<{', '.join(inputs)}>;\n\n"
         f"{''.join(fields)}\n"
         f"  void check() const {{\n{''.join(checks)}  }}\n"
+        f"{_plan(op, schema, shared)}"
         "};\n"
     )
 
@@ -112,18 +166,45 @@ def _kind(argument: Any) -> tuple[str, bool]:
     return name, kind.startswith("Optional[")
 
 
-def _relations(op: Op, schema: Any, shared: Translated) -> list[str]:
-    """What is checked of several arguments."""
-    known: dict[str, Value | Known] = {}
-    tensors = []
+def _known(op: Op, schema: Any, shared: Translated) -> dict[str, Term]:
+    """What a plan takes: the arguments, and of a product its source and its rows."""
+    known: dict[str, Term] = {}
     for argument in schema.arguments:
         name, (kind, optional) = argument.name, _kind(argument)
         code = f"tensor_of({name})" if kind == "Tensor" and optional else name
         known[name] = Value(code, f"{kind} | None" if optional else kind)
-        if kind == "Tensor":
-            tensors.append((code if optional else f"&{name}", name))
     if op.source is not None:
-        known |= {"source": Known(op.source), "rows": Known(_rows(op.source.of, op.source.reduced))}
+        known |= {"source": Known(op.source), "rows": _rows(op.source, known, shared)}
+    return known
+
+
+def _rows(source: Source, known: Mapping[str, Term], shared: Translated) -> Record:
+    """`jitquant.ops.schema.Rows` in C++."""
+    of = source.of
+    leading = f"Shape({of}).first({of}.dim() - {source.reduced})"
+    cols: Term = Value(f"{of}.size({of}.dim() - 1)", "int")
+    if source.cols is not None:
+        cols = shared.value(source.cols, known)
+    return Record(
+        {
+            "like": Value(of, "Tensor"),
+            "name": Known(of),
+            "leading": Value(leading, "tuple[int, ...]"),
+            "count": Value(f"count_of({leading})", "int"),
+            "cols": cols,
+        }
+    )
+
+
+def _relations(op: Op, schema: Any, shared: Translated) -> list[str]:
+    """What is checked of several arguments."""
+    known = _known(op, schema, shared)
+    tensors = []
+    for argument in schema.arguments:
+        kind, optional = _kind(argument)
+        if kind == "Tensor":
+            code = f"tensor_of({argument.name})" if optional else f"&{argument.name}"
+            tensors.append((code, argument.name))
     first = tensors[0][1]
     devices = [f"    check_device({t}, {_quoted(name)}, {first});\n" for t, name in tensors]
     *shared_checks, plan = op.checks
@@ -131,11 +212,18 @@ def _relations(op: Op, schema: Any, shared: Translated) -> list[str]:
     return [*devices, *called, shared.checks(plan, known)]
 
 
-def _rows(of: str, reduced: int) -> SimpleNamespace:
-    """Those of `jitquant.ops.schema.Rows` in C++."""
-    leading = f"Shape({of}).first({of}.dim() - {reduced})"
-    return SimpleNamespace(
-        like=Value(of, "Tensor"), name=of, count=Value(f"count_of({leading})", "int")
+def _plan(op: Op, schema: Any, shared: Translated) -> str:
+    """What the results are."""
+    known = _known(op, schema, shared)
+    results = shared.results(op.checks[-1], known)
+    if op.source is not None and op.source.inv_rms:
+        rows = known["rows"]
+        assert isinstance(rows, Record)
+        results.append(("ScalarType::Float", f"Shape().and_then({rows.parts['count'].code})"))
+    lines = ",\n".join(f"        {{{dtype}, {shape}}}" for dtype, shape in results)
+    return (
+        f"  std::array<Planned, {len(results)}> plan() const {{\n"
+        f"    return {{{{\n{lines}}}}};\n  }}\n"
     )
 
 
@@ -166,15 +254,21 @@ def _camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
+def stored() -> dict[Path, str]:
+    """The text of each file that was generated, by its path."""
+    found = {p: p.read_text() for p in [*BINDINGS.glob("*.cpp"), *BINDINGS.glob("declared/*")]}
+    return {p: t for p, t in found.items() if p.parent != BINDINGS or t.startswith(_HEAD)}
+
+
 def write(texts: Mapping[Path, str]) -> list[Path]:
     """Writes those that are not as they should be, and deletes others; returns which these were."""
-    folder = BINDINGS / "declared"
-    folder.mkdir(exist_ok=True)
-    changed = [p for p in folder.iterdir() if p not in texts]
+    (BINDINGS / "declared").mkdir(exist_ok=True)
+    before = stored()
+    changed = [path for path in before if path not in texts]
     for path in changed:
         path.unlink()
     for path, text in texts.items():
-        if not path.exists() or path.read_text() != text:
+        if before.get(path) != text:
             path.write_text(text)
             changed.append(path)
     return changed

@@ -34,12 +34,7 @@ REPLACED = (
     "deinterleave_amax_quantize_nvfp4_fused",
 )
 
-OPS = {op.function: op for op in ALL_OPS}
-ALSO = {
-    "quantize_nvfp4_from_buffer": "quantize_nvfp4",
-    "deinterleave_quantize_from_buffer": "deinterleave_quantize_nvfp4",
-}
-"""Compiled functions that are those of another module under a name of their own."""
+OPS = {name: op for op in ALL_OPS for name in (op.function, *op.also.values())}
 
 
 def _anchors(path: Path) -> set[str]:
@@ -114,5 +109,5 @@ def test_coming_from_names_modules_and_functions_that_exist() -> None:
         names = "".join(path.read_text() for path in written if path.exists())
         for function, arguments in re.findall(r"`(\w+)\(([\w, ]+)\)`", functions):
             assert f'"{function}"' in names, f"{module}.{function}"
-            op = OPS[ALSO.get(function, function)]
+            op = OPS[function]
             assert arguments.split(", ") == op.names[: arguments.count(",") + 1], function

@@ -37,12 +37,13 @@ ALIKE = {"quantize_nvfp4.cu": ("86", "103a", "110a", "121a"), "quantize_block.cu
 """Those that take each choice as another one does, for which one file will do."""
 QUICK = {"amax_gsa"}
 """Of the modules, those that are not left to --all: nvcc takes ten to thirty seconds for one."""
-ALIASES = {
-    "fused_amax_quantize": ["deinterleave_quantize_from_buffer", "quantize_nvfp4_from_buffer"]
-}
-"""Functions that no op calls: another name of one that is in another module."""
 EXPORTS = {
-    module: [*(op.function for op in KERNEL_OPS if op.module == module), *ALIASES.get(module, [])]
+    module: [
+        name
+        for op in KERNEL_OPS
+        for where, name in {op.module: op.function, **op.also}.items()
+        if where == module
+    ]
     for module in sorted({op.module for op in KERNEL_OPS})
 }
 MODULES = [

@@ -1,4 +1,4 @@
-"""The headers of ``kernels_cu/bindings/declared`` are those that the declarations give."""
+"""The generated files of ``kernels_cu/bindings`` are those that the declarations give."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 from harness.checks import Translated, Value
-from harness.headers import BINDINGS, headers, launchers
+from harness.headers import headers, launchers, stored
 
 from jitquant.ops import _checks
 
 
 def test_headers_are_what_the_declarations_give() -> None:
-    folder = BINDINGS / "declared"
-    stored = {path: path.read_text() for path in folder.iterdir()}
-    given = headers()
-    wrong = sorted(p.name for p in given.keys() | stored.keys() if given.get(p) != stored.get(p))
+    given, there = headers(), stored()
+    wrong = sorted(p.name for p in given.keys() | there.keys() if given.get(p) != there.get(p))
     assert not wrong, f"{', '.join(wrong)}: run ./scripts/headers"
 
 

@@ -7,8 +7,10 @@
 
 namespace jitquant {
 
-int amax_blocks(const Matrix& x, int64_t run);
-cudaError_t launch_amax(const Matrix& x, int64_t run, bool activate, bool by_row, bool keep_nan, float* partials, int blocks, float* out, cudaStream_t stream);
+int64_t amax_partials(const Matrix& x, bool by_row);
+cudaError_t launch_amax(const Matrix& x, bool by_row, bool keep_nan, float* partials, float* amax, cudaStream_t stream);
+int64_t deinterleave_amax_partials(const GateAndUp& in, bool by_row);
+cudaError_t launch_deinterleave_amax(const GateAndUp& in, bool activate, bool by_row, bool keep_nan, float* partials, float* amax, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -29,6 +31,10 @@ struct Amax {
     check_name("granularity", granularity, {"tensor", "row"});
     checks::input_tensor(x, "x", 1, "(..., N)");
     check_device(&x, "x", x);
+  }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {ScalarType::Float, Shape().and_then(granularity == "row" ? count_of(Shape(x).first(x.dim() - 1)) : 1)}}};
   }
 };
 
@@ -52,6 +58,10 @@ struct DeinterleaveAmax {
     checks::input_tensor(fused, "fused", 1, "(..., 2 * intermediate)");
     check_device(&fused, "fused", fused);
     checks::deinterleave_arguments(fused, intermediate, interleave);
+  }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {ScalarType::Float, Shape().and_then(granularity == "row" ? count_of(Shape(fused).first(fused.dim() - 1)) : 1)}}};
   }
 };
 

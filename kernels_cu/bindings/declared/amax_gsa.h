@@ -7,8 +7,8 @@
 
 namespace jitquant {
 
-int amax_gsa_blocks(const Matrix& x);
-cudaError_t launch_amax_gsa(const Matrix& x, float divisor, float* partials, int blocks, float* gsa, cudaStream_t stream);
+int64_t compute_amax_gsa_partials(const Matrix& x);
+cudaError_t launch_compute_amax_gsa(const Matrix& x, float divisor, float* partials, float* gsa, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -29,6 +29,10 @@ struct ComputeAmaxGsa {
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     checks::input_tensor(x, "x", 1, "(..., N)");
     check_device(&x, "x", x);
+  }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {ScalarType::Float, Shape().and_then(1)}}};
   }
 };
 

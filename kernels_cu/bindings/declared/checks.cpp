@@ -29,14 +29,14 @@ void turns(int64_t interleave, int64_t cols) {
     fail_with({"interleave: expected 0 for [gate | up], or a divisor of ", cols, ", the columns of each, got ", interleave});
   }
 }
-void amax_tensor(const View& amax, int64_t count, int64_t other, const View& like, std::string_view like_name) {
-  if ((amax.numel() != count && amax.numel() != other) || !(amax.is_contiguous())) {
-    fail_with({"amax: expected ", count, (count == other ? "" : text_of({" or ", other})), " contiguous elements, got shape ", shape_text(amax), " and strides ", strides_text(amax)});
-  }
-}
 void gsa_tensor(const View& gsa, int64_t rows, const View& like, std::string_view like_name, std::string_view name) {
   if (gsa.numel() != 1 && (gsa.dim() != 1 || gsa.size(0) != rows)) {
     fail_with({name, ": expected one element or shape (", rows, ",), one for each row of ", like_name, ", got shape ", shape_text(gsa), ". Flatten it with ", name, ".reshape(-1)"});
+  }
+}
+void amax_tensor(const View& amax, int64_t count, int64_t other, const View& like, std::string_view like_name) {
+  if ((amax.numel() != count && amax.numel() != other) || !(amax.is_contiguous())) {
+    fail_with({"amax: expected ", count, (count == other ? "" : text_of({" or ", other})), " contiguous elements, got shape ", shape_text(amax), " and strides ", strides_text(amax)});
   }
 }
 void weight_arguments(const View& w, int64_t dim, std::string_view scale_layout) {

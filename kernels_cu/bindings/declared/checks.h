@@ -10,8 +10,8 @@ namespace jitquant::checks {
 void input_tensor(const View& t, std::string_view name, int64_t min_dim, std::string_view shape);
 void deinterleave_arguments(const View& fused, int64_t intermediate, int64_t interleave);
 void turns(int64_t interleave, int64_t cols);
-void amax_tensor(const View& amax, int64_t count, int64_t other, const View& like, std::string_view like_name);
 void gsa_tensor(const View& gsa, int64_t rows, const View& like, std::string_view like_name, std::string_view name);
+void amax_tensor(const View& amax, int64_t count, int64_t other, const View& like, std::string_view like_name);
 void weight_arguments(const View& w, int64_t dim, std::string_view scale_layout);
 void dimension(int64_t dim);
 void gsa_of_tensor(const View& gsa, const View& like, std::string_view like_name, std::string_view name);

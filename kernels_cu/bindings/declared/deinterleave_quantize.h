@@ -7,10 +7,9 @@
 
 namespace jitquant {
 
-int deinterleave_amax_partials(const Matrix& fused);
-cudaError_t launch_deinterleave_amax_quantize_nvfp4(const Matrix& fused, int64_t run, bool activate, float divisor, float* partials, float* gsa, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_deinterleave_quantize_nvfp4(const Matrix& fused, int64_t run, bool activate, const GlobalScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_deinterleave_quantize_nvfp4_rows(const Matrix& fused, int64_t run, bool activate, float divisor, float* gsa, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
+cudaError_t launch_deinterleave_quantize_nvfp4(const GateAndUp& in, bool activate, const GlobalScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
+int64_t deinterleave_amax_quantize_nvfp4_partials(const GateAndUp& in, const ComputedScale& scale);
+cudaError_t launch_deinterleave_amax_quantize_nvfp4(const GateAndUp& in, bool activate, const ComputedScale& scale, float* partials, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -46,6 +45,12 @@ struct DeinterleaveAmaxQuantizeNvfp4 {
     check_device(&fused, "fused", fused);
     checks::deinterleave_arguments(fused, intermediate, interleave);
   }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(fused).first(fused.dim() - 1).and_then(intermediate), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(fused).first(fused.dim() - 1).and_then(intermediate), scale_layout, -1, 16).scales},
+        {ScalarType::Float, Shape().and_then((granularity == "row" && gsa_value == std::nullopt) ? count_of(Shape(fused).first(fused.dim() - 1)) : 1)}}};
+  }
 };
 
 struct DeinterleaveQuantizeNvfp4 {
@@ -74,6 +79,11 @@ struct DeinterleaveQuantizeNvfp4 {
     check_device(&gsa, "gsa", fused);
     checks::deinterleave_arguments(fused, intermediate, interleave);
     checks::gsa_tensor(gsa, count_of(Shape(fused).first(fused.dim() - 1)), fused, "fused", "gsa");
+  }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(fused).first(fused.dim() - 1).and_then(intermediate), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(fused).first(fused.dim() - 1).and_then(intermediate), scale_layout, -1, 16).scales}}};
   }
 };
 
@@ -107,6 +117,12 @@ struct DeinterleaveQuantizeNvfp4FromAmax {
     checks::deinterleave_arguments(fused, intermediate, interleave);
     const auto count = count_of(Shape(fused).first(fused.dim() - 1));
     checks::amax_tensor(amax, 1, count, fused, "fused");
+  }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(fused).first(fused.dim() - 1).and_then(intermediate), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(fused).first(fused.dim() - 1).and_then(intermediate), scale_layout, -1, 16).scales},
+        {ScalarType::Float, Shape().and_then(amax.numel())}}};
   }
 };
 

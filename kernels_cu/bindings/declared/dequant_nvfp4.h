@@ -7,8 +7,7 @@
 
 namespace jitquant {
 
-cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, void* out, DType dtype, int64_t cols, cudaStream_t stream);
-cudaError_t launch_dequant_nvfp4_columns(const Nvfp4Input& in, void* out, DType dtype, int64_t out_rows, int64_t cols, cudaStream_t stream);
+cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, bool columns, const Values& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -54,6 +53,10 @@ struct DequantNvfp4 {
     } else {
       checks::gsa_tensor(gsa, count_of(leading), x_fp4, "x_fp4", "gsa");
     }
+  }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {(dtype == std::nullopt ? ScalarType::BFloat16 : *dtype), (dim == 0 ? Shape().and_then(cols == std::nullopt ? (2 * x_fp4.size(dim < 0 ? x_fp4.dim() + dim : dim)) : *cols, x_fp4.size(1)) : Shape(x_fp4).first(x_fp4.dim() - 1).and_then(cols == std::nullopt ? (2 * x_fp4.size(dim < 0 ? x_fp4.dim() + dim : dim)) : *cols))}}};
   }
 };
 

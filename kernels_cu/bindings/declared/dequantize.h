@@ -8,7 +8,7 @@
 
 namespace jitquant {
 
-cudaError_t launch_dequantize(const Matrix& data, EightBit format, const StoredScales& scales, void* out, DType dtype, cudaStream_t stream);
+cudaError_t launch_dequantize(const ElementRows& data, const StoredScales& scales, const Values& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -61,6 +61,10 @@ struct Dequantize {
     if (!wanted.is_of(scale_inv) || !(scale_inv.is_contiguous())) {
       fail_with({"scale_inv: expected shape ", shape_text(wanted), ", contiguous, for data of shape ", shape_text(data), " and scale_layout '", scale_layout, "', got shape ", shape_text(scale_inv), " and strides ", strides_text(scale_inv)});
     }
+  }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {(dtype == std::nullopt ? ScalarType::BFloat16 : *dtype), Shape(data)}}};
   }
 };
 

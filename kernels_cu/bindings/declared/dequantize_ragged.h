@@ -8,9 +8,9 @@
 
 namespace jitquant {
 
-cudaError_t launch_dequantize_ragged_fp8(const uint8_t* data, EightBit format, const float* scale_inv, const SegmentTable& segments, void* out, DType dtype, cudaStream_t stream);
-cudaError_t launch_dequantize_ragged_mxfp8(const uint8_t* data, EightBit format, const uint8_t* scales, const SegmentTable& segments, void* out, DType dtype, cudaStream_t stream);
-cudaError_t launch_dequantize_ragged_nvfp4(const uint8_t* codes, const uint8_t* scales, const float* gsa, const SegmentTable& segments, void* out, DType dtype, cudaStream_t stream);
+cudaError_t launch_dequantize_ragged_fp8(const uint8_t* data, EightBit format, const float* scale_inv, const SegmentTable& segments, const Values& out, cudaStream_t stream);
+cudaError_t launch_dequantize_ragged_mxfp8(const uint8_t* data, EightBit format, const uint8_t* block_scales, const SegmentTable& segments, const Values& out, cudaStream_t stream);
+cudaError_t launch_dequantize_ragged_nvfp4(const Codes& x_fp4, const uint8_t* x_sf, const float* gsa, const SegmentTable& segments, const Values& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -47,6 +47,10 @@ struct DequantizeRaggedFp8 {
     checks::buffer_of_segments(data, "data");
     checks::offsets_tensor(offsets, tensor_of(sizes), data, "data");
     checks::floats_of_segments(&scale_inv, "scale_inv", offsets, data, "data");
+  }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {(dtype == std::nullopt ? ScalarType::BFloat16 : *dtype), Shape(data)}}};
   }
 };
 
@@ -88,12 +92,16 @@ struct DequantizeRaggedNvfp4 {
     checks::offsets_tensor(offsets, tensor_of(sizes), x_fp4, "x_fp4");
     checks::floats_of_segments(&gsa, "gsa", offsets, x_fp4, "x_fp4");
     const auto blocks = ceil_div(numel, 16);
-    if (numel < 0 || !Shape().and_then((blocks * 8)).is_of(x_fp4)) {
+    if (numel < 0 || !Shape().and_then(blocks * 8).is_of(x_fp4)) {
       fail_with({"x_fp4: expected shape (", (blocks * 8), ",) for ", numel, " elements, got shape ", shape_text(x_fp4)});
     }
     if (!Shape().and_then(blocks).is_of(x_sf)) {
       fail_with({"x_sf: expected shape (", blocks, ",) for ", numel, " elements, got shape ", shape_text(x_sf)});
     }
+  }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {(dtype == std::nullopt ? ScalarType::BFloat16 : *dtype), Shape().and_then(numel)}}};
   }
 };
 
@@ -130,6 +138,10 @@ struct DequantizeRaggedMxfp8 {
     if (!Shape().and_then(blocks).is_of(block_scales)) {
       fail_with({"block_scales: expected shape (", blocks, ",), one for 32 elements of data, got shape ", shape_text(block_scales)});
     }
+  }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {(dtype == std::nullopt ? ScalarType::BFloat16 : *dtype), Shape(data)}}};
   }
 };
 

@@ -7,11 +7,10 @@
 
 namespace jitquant {
 
-int amax_partials(const Matrix& x);
-cudaError_t launch_amax_quantize_nvfp4(const Matrix& x, float divisor, float* partials, float* gsa, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
 cudaError_t launch_quantize_nvfp4(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4_rows(const Matrix& x, float divisor, float* gsa, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_deinterleave_quantize_nvfp4(const Matrix& fused, int64_t run, bool activate, const GlobalScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
+int64_t amax_quantize_nvfp4_partials(const Matrix& x, const ComputedScale& scale);
+cudaError_t launch_amax_quantize_nvfp4(const Matrix& x, const ComputedScale& scale, float* partials, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
+cudaError_t launch_deinterleave_quantize(const GateAndUp& in, bool activate, const GlobalScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -42,6 +41,41 @@ struct AmaxQuantizeNvfp4 {
     checks::input_tensor(x, "x", 1, "(..., N)");
     check_device(&x, "x", x);
   }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales},
+        {ScalarType::Float, Shape().and_then((granularity == "row" && gsa_value == std::nullopt) ? count_of(Shape(x).first(x.dim() - 1)) : 1)}}};
+  }
+};
+
+struct QuantizeNvfp4FromBuffer {
+  static constexpr const char* kName = "quantize_nvfp4_from_buffer";
+  static constexpr const char* kArguments =
+      "Tensor x, Tensor gsa, *, str recipe='te', str scale_layout='linear'";
+  static constexpr std::initializer_list<const char*> kResults = {"x_fp4", "x_sf"};
+  using Inputs = std::tuple<View, View, std::string_view, std::string_view>;
+
+  const View& x;
+  const View& gsa;
+  std::string_view recipe;
+  std::string_view scale_layout;
+
+  void check() const {
+    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
+    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    checks::input_tensor(x, "x", 1, "(..., N)");
+    check_dtype("gsa", gsa, {ScalarType::Float},
+                "float32", ". Convert it with gsa.float()");
+    check_device(&x, "x", x);
+    check_device(&gsa, "gsa", x);
+    checks::gsa_tensor(gsa, count_of(Shape(x).first(x.dim() - 1)), x, "x", "gsa");
+  }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales}}};
+  }
 };
 
 struct QuantizeNvfp4FromAmax {
@@ -69,6 +103,46 @@ struct QuantizeNvfp4FromAmax {
     check_device(&amax, "amax", x);
     const auto count = count_of(Shape(x).first(x.dim() - 1));
     checks::amax_tensor(amax, 1, count, x, "x");
+  }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales},
+        {ScalarType::Float, Shape().and_then(amax.numel())}}};
+  }
+};
+
+struct DeinterleaveQuantizeFromBuffer {
+  static constexpr const char* kName = "deinterleave_quantize_from_buffer";
+  static constexpr const char* kArguments =
+      "Tensor fused, int intermediate, int interleave, Tensor gsa, *, str op='select', str recipe='te', str scale_layout='linear'";
+  static constexpr std::initializer_list<const char*> kResults = {"x_fp4", "x_sf"};
+  using Inputs = std::tuple<View, int64_t, int64_t, View, std::string_view, std::string_view, std::string_view>;
+
+  const View& fused;
+  int64_t intermediate;
+  int64_t interleave;
+  const View& gsa;
+  std::string_view op;
+  std::string_view recipe;
+  std::string_view scale_layout;
+
+  void check() const {
+    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
+    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("op", op, {"select", "swiglu"});
+    checks::input_tensor(fused, "fused", 1, "(..., 2 * intermediate)");
+    check_dtype("gsa", gsa, {ScalarType::Float},
+                "float32", ". Convert it with gsa.float()");
+    check_device(&fused, "fused", fused);
+    check_device(&gsa, "gsa", fused);
+    checks::deinterleave_arguments(fused, intermediate, interleave);
+    checks::gsa_tensor(gsa, count_of(Shape(fused).first(fused.dim() - 1)), fused, "fused", "gsa");
+  }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(fused).first(fused.dim() - 1).and_then(intermediate), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(fused).first(fused.dim() - 1).and_then(intermediate), scale_layout, -1, 16).scales}}};
   }
 };
 

@@ -7,9 +7,11 @@
 
 namespace jitquant {
 
-int mhc_amax_partials(const HyperConnection& mix, const ColumnVector& weight);
-cudaError_t launch_mhc_rows(const HyperConnection& mix, const ColumnVector& weight, float eps, float* inv_rms, const RowScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_mhc_quantize(const HyperConnection& mix, const ColumnVector& weight, float* inv_rms, const GlobalScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
+int64_t mhc_rmsnorm_quantize_nvfp4_partials(const HyperConnection& mix, const ColumnVector& weight, const ComputedScale& scale);
+cudaError_t launch_mhc_rmsnorm_quantize_nvfp4(const HyperConnection& mix, const ColumnVector& weight, float eps, float* inv_rms, const ComputedScale& scale, float* partials, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
+cudaError_t launch_mhc_rmsnorm_quantize_nvfp4_from_gsa(const HyperConnection& mix, const ColumnVector& weight, float eps, float* inv_rms, const GlobalScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
+cudaError_t launch_mhc_rmsnorm_amax(const HyperConnection& mix, const ColumnVector& weight, float eps, float* inv_rms, float* amax, cudaStream_t stream);
+cudaError_t launch_mhc_rmsnorm_quantize_nvfp4_from_amax(const HyperConnection& mix, const ColumnVector& weight, const float* inv_rms, const GlobalScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -48,6 +50,13 @@ struct MhcRmsnormQuantizeNvfp4 {
     check_device(&weight, "weight", X);
     checks::mhc_arguments(X, A, weight);
   }
+  std::array<Planned, 4> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(X).first(X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(X).first(X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16).scales},
+        {ScalarType::Float, Shape().and_then((granularity == "row" && gsa_value == std::nullopt) ? count_of(Shape(X).first(X.dim() - 2)) : 1)},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(X).first(X.dim() - 2)))}}};
+  }
 };
 
 struct MhcRmsnormQuantizeNvfp4FromGsa {
@@ -79,6 +88,12 @@ struct MhcRmsnormQuantizeNvfp4FromGsa {
     check_device(&gsa, "gsa", X);
     checks::mhc_arguments(X, A, weight);
     checks::gsa_tensor(gsa, count_of(Shape(X).first(X.dim() - 2)), X, "X", "gsa");
+  }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(X).first(X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(X).first(X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16).scales},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(X).first(X.dim() - 2)))}}};
   }
 };
 
@@ -114,6 +129,12 @@ struct MhcRmsnormQuantizeNvfp4FromAmax {
     checks::mhc_normalized_arguments(X, A, weight, inv_rms);
     checks::amax_tensor(amax, 1, 2048, X, "X");
   }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(X).first(X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(X).first(X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16).scales},
+        {ScalarType::Float, Shape().and_then(1)}}};
+  }
 };
 
 struct MhcRmsnormAmax {
@@ -136,6 +157,11 @@ struct MhcRmsnormAmax {
     check_device(&A, "A", X);
     check_device(&weight, "weight", X);
     checks::mhc_arguments(X, A, weight);
+  }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {ScalarType::Float, Shape().and_then(2048)},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(X).first(X.dim() - 2)))}}};
   }
 };
 

@@ -7,9 +7,11 @@
 
 namespace jitquant {
 
-int rmsnorm_amax_partials(const Matrix& x, const Matrix* residual, const ColumnVector& weight);
-cudaError_t launch_rmsnorm_rows(const Matrix& x, const Matrix* residual, const ColumnVector& weight, float eps, float* inv_rms, const RowScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_rmsnorm_quantize(const Matrix& x, const ColumnVector& weight, float* inv_rms, const GlobalScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
+int64_t rmsnorm_quantize_nvfp4_partials(const Matrix& x, const Matrix* residual, const ColumnVector& weight, const ComputedScale& scale);
+cudaError_t launch_rmsnorm_quantize_nvfp4(const Matrix& x, const Matrix* residual, const ColumnVector& weight, float eps, float* inv_rms, const ComputedScale& scale, float* partials, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
+cudaError_t launch_rmsnorm_quantize_nvfp4_from_gsa(const Matrix& x, const Matrix* residual, const ColumnVector& weight, float eps, float* inv_rms, const GlobalScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
+cudaError_t launch_rmsnorm_amax(const Matrix& x, const Matrix* residual, const ColumnVector& weight, float eps, float* inv_rms, float* amax, cudaStream_t stream);
+cudaError_t launch_rmsnorm_quantize_nvfp4_from_amax(const Matrix& x, const ColumnVector& weight, const float* inv_rms, const GlobalScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -48,6 +50,13 @@ struct RmsnormQuantizeNvfp4 {
     check_device(tensor_of(residual), "residual", x);
     checks::norm_arguments(x, weight, tensor_of(residual));
   }
+  std::array<Planned, 4> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales},
+        {ScalarType::Float, Shape().and_then((granularity == "row" && gsa_value == std::nullopt) ? count_of(Shape(x).first(x.dim() - 1)) : 1)},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(x).first(x.dim() - 1)))}}};
+  }
 };
 
 struct RmsnormQuantizeNvfp4FromGsa {
@@ -79,6 +88,12 @@ struct RmsnormQuantizeNvfp4FromGsa {
     check_device(tensor_of(residual), "residual", x);
     checks::norm_arguments(x, weight, tensor_of(residual));
     checks::gsa_tensor(gsa, count_of(Shape(x).first(x.dim() - 1)), x, "x", "gsa");
+  }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(x).first(x.dim() - 1)))}}};
   }
 };
 
@@ -112,6 +127,12 @@ struct RmsnormQuantizeNvfp4FromAmax {
     checks::normalized_arguments(x, weight, inv_rms);
     checks::amax_tensor(amax, 1, 2048, x, "x");
   }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales},
+        {ScalarType::Float, Shape().and_then(1)}}};
+  }
 };
 
 struct RmsnormAmax {
@@ -134,6 +155,11 @@ struct RmsnormAmax {
     check_device(&weight, "weight", x);
     check_device(tensor_of(residual), "residual", x);
     checks::norm_arguments(x, weight, tensor_of(residual));
+  }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {ScalarType::Float, Shape().and_then(2048)},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(x).first(x.dim() - 1)))}}};
   }
 };
 

@@ -9,9 +9,9 @@
 
 namespace jitquant {
 
-ExpertScratch expert_scratch(const ExpertWeights& up, const ExpertWeights& down, const LinearOperand& x, int top_k);
 cudaError_t launch_nvfp4_grouped_linear(const ExpertWeights& w, const LinearOperand& x, const Routing& routing, const LinearEpilogue& to, cudaStream_t stream);
-cudaError_t launch_nvfp4_experts(const ExpertLayer& layer, const LinearOperand& x, cudaStream_t stream);
+int64_t nvfp4_experts_scratch(const ExpertLayer& layer, const LinearOperand& x);
+cudaError_t launch_nvfp4_experts(const ExpertLayer& layer, const LinearOperand& x, float* scratch, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -69,6 +69,10 @@ struct Nvfp4GroupedLinear {
       fail_with({"offsets: expected shape (", w_fp4.size(0), ",), the end of each expert's rows, got shape ", shape_text(offsets)});
     }
   }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {(dtype == std::nullopt ? (tensor_of(x_sf) == nullptr ? x.dtype : ScalarType::BFloat16) : *dtype), Shape().and_then(x.size(0), w_fp4.size(1))}}};
+  }
 };
 
 struct Nvfp4Experts {
@@ -112,7 +116,7 @@ struct Nvfp4Experts {
     checks::weights(gate_up_fp4, gate_up_sf, gate_up_gsa, "gate_up_fp4", "gate_up_sf", "gate_up_gsa");
     checks::weights(down_fp4, down_sf, down_gsa, "down_fp4", "down_sf", "down_gsa");
     const auto cols = (2 * gate_up_fp4.size(2));
-    if ((gate_up_fp4.size(1) % 4) != 0 || !Shape().and_then(gate_up_fp4.size(0), cols, (gate_up_fp4.size(1) / 4)).is_of(down_fp4)) {
+    if ((gate_up_fp4.size(1) % 4) != 0 || !Shape().and_then(gate_up_fp4.size(0), cols, gate_up_fp4.size(1) / 4).is_of(down_fp4)) {
       fail_with({"down_fp4: expected shape (", gate_up_fp4.size(0), ", ", cols, ", ", (gate_up_fp4.size(1) / 4), ") for gate_up_fp4 of shape ", shape_text(gate_up_fp4), ", got shape ", shape_text(down_fp4)});
     }
     checks::rows(x, gate_up_fp4, "gate_up_fp4", 0);
@@ -123,6 +127,10 @@ struct Nvfp4Experts {
     if (!Shape(topk_ids).is_of(topk_weights) || !(topk_weights.is_contiguous())) {
       fail_with({"topk_weights: expected shape ", shape_text(topk_ids), ", contiguous, as topk_ids has, got shape ", shape_text(topk_weights), " and strides ", strides_text(topk_weights)});
     }
+  }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {(dtype == std::nullopt ? x.dtype : *dtype), Shape().and_then(x.size(0), 2 * gate_up_fp4.size(2))}}};
   }
 };
 

@@ -10,7 +10,7 @@
 namespace jitquant {
 
 int64_t nvfp4_linear_decoded(const Nvfp4Weight& w, const LinearOperand& x);
-cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to, void* decoded, cudaStream_t stream);
+cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to, float* decoded, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -67,6 +67,10 @@ struct Nvfp4Linear {
     const auto own = (tensor_of(x_sf) == nullptr ? x.dtype : ScalarType::BFloat16);
     const auto to = (dtype == std::nullopt ? own : *dtype);
     checks::epilogue(x, w_fp4.size(0), tensor_of(bias), tensor_of(residual), to);
+  }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {(dtype == std::nullopt ? (tensor_of(x_sf) == nullptr ? x.dtype : ScalarType::BFloat16) : *dtype), Shape(x).first(x.dim() - 1).and_then(w_fp4.size(0))}}};
   }
 };
 

@@ -9,7 +9,7 @@
 
 namespace jitquant {
 
-cudaError_t launch_nvfp4_refold(const Nvfp4Weight& w, uint8_t* values, float* scale_inv, cudaStream_t stream);
+cudaError_t launch_nvfp4_refold(const Nvfp4Weight& w, uint8_t* data, float* scale_inv, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -33,6 +33,11 @@ struct Nvfp4Refold {
     check_device(&w_sf, "w_sf", w_fp4);
     check_device(&w_gsa, "w_gsa", w_fp4);
     checks::weight(w_fp4, w_sf, w_gsa);
+  }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {ScalarType::Float8_e4m3fn, Shape().and_then(w_fp4.size(0), 2 * w_fp4.size(1))},
+        {ScalarType::Float, Shape().and_then(w_fp4.size(0))}}};
   }
 };
 

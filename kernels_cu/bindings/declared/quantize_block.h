@@ -8,7 +8,7 @@
 
 namespace jitquant {
 
-cudaError_t launch_quantize_block(const Matrix& w, int64_t matrix_rows, int64_t side, const GroupNumerics& numerics, const GroupOutput& out, cudaStream_t stream);
+cudaError_t launch_quantize_block(const Matrix& w, int64_t block_rows, const GroupNumerics& numerics, const GroupOutput& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -47,6 +47,11 @@ struct QuantizeBlock {
                 "float8_e4m3fn, float8_e5m2 or int8", "");
     check_device(&w, "w", w);
     checks::block_shape(block_rows, block_cols);
+  }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {dtype, Shape(w)},
+        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape(w).first(w.dim() - 2).and_then(ceil_div(w.size(w.dim() - 2), block_rows)), ceil_div(w.size(w.dim() - 1), block_cols), scale_format, scale_layout)}}};
   }
 };
 

@@ -8,7 +8,9 @@
 
 namespace jitquant {
 
-cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square, const GroupNumerics& numerics, const GroupOutput& out, const GroupOutput& out_t, cudaStream_t stream);
+cudaError_t launch_quantize_per_token_group_both(const CountedMatrix& x, int64_t group_size, const GroupNumerics& numerics, const GroupOutput& out, const GroupOutput& out_t, cudaStream_t stream);
+cudaError_t launch_quantize_block_both(const CountedMatrix& w, int64_t block_rows, const GroupNumerics& numerics, const GroupOutput& out, const GroupOutput& out_t, cudaStream_t stream);
+cudaError_t launch_quantize_mxfp8_both(const CountedMatrix& x, const GroupNumerics& numerics, const GroupOutput& out, const GroupOutput& out_t, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -48,6 +50,13 @@ struct QuantizePerTokenGroupBoth {
     checks::matrix(x, "x");
     checks::group_size(group_size);
   }
+  std::array<Planned, 4> plan() const {
+    return {{
+        {dtype, Shape().and_then(x.size(0), x.size(1))},
+        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape().and_then(x.size(0)), ceil_div(x.size(1), group_size), scale_format, scale_layout)},
+        {dtype, Shape().and_then(x.size(1), x.size(0))},
+        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape().and_then(x.size(1)), ceil_div(x.size(0), group_size), scale_format, scale_layout)}}};
+  }
 };
 
 struct QuantizeBlockBoth {
@@ -85,6 +94,13 @@ struct QuantizeBlockBoth {
     checks::matrix(w, "w");
     checks::block_shape(block_rows, block_cols);
   }
+  std::array<Planned, 4> plan() const {
+    return {{
+        {dtype, Shape().and_then(w.size(0), w.size(1))},
+        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape().and_then(ceil_div(w.size(0), block_rows)), ceil_div(w.size(1), block_cols), scale_format, scale_layout)},
+        {dtype, Shape().and_then(w.size(1), w.size(0))},
+        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape().and_then(ceil_div(w.size(1), block_cols)), ceil_div(w.size(0), block_rows), scale_format, scale_layout)}}};
+  }
 };
 
 struct QuantizeMxfp8Both {
@@ -105,6 +121,13 @@ struct QuantizeMxfp8Both {
                 "float8_e4m3fn or float8_e5m2", "");
     check_device(&x, "x", x);
     checks::matrix(x, "x");
+  }
+  std::array<Planned, 4> plan() const {
+    return {{
+        {dtype, Shape().and_then(x.size(0), x.size(1))},
+        {ScalarType::Float8_e8m0fnu, scales_shape(Shape().and_then(x.size(0)), ceil_div(x.size(1), 32), "e8m0", scale_layout)},
+        {dtype, Shape().and_then(x.size(1), x.size(0))},
+        {ScalarType::Float8_e8m0fnu, scales_shape(Shape().and_then(x.size(1)), ceil_div(x.size(0), 32), "e8m0", scale_layout)}}};
   }
 };
 

@@ -8,8 +8,8 @@
 
 namespace jitquant {
 
-bool quantize_fp8_partials(const Matrix& x, const Fp8Scale& scale);
-cudaError_t launch_quantize_fp8(const Matrix& x, const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream);
+int64_t quantize_fp8_partials(const Matrix& x, const Fp8Scale& scale);
+cudaError_t launch_quantize_fp8(const Matrix& x, const Fp8Scale& scale, float* partials, const ElementRows& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -62,6 +62,12 @@ struct QuantizeFp8 {
       }
     }
   }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {dtype, Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1))},
+        {ScalarType::Float, (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1))},
+        {ScalarType::Float, (with_amax ? (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1)) : Shape().and_then(0))}}};
+  }
 };
 
 struct QuantizeFp8FromAmax {
@@ -94,6 +100,11 @@ struct QuantizeFp8FromAmax {
     const auto by_row = granularity == "row";
     const auto count = (by_row ? count_of(Shape(x).first(x.dim() - 1)) : 1);
     checks::amax_tensor(amax, count, count, x, "x");
+  }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {dtype, Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1))},
+        {ScalarType::Float, (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1))}}};
   }
 };
 

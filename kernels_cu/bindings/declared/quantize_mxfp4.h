@@ -9,7 +9,7 @@
 namespace jitquant {
 
 cudaError_t launch_quantize_mxfp4(const Matrix& x, const Rope& rope, const Recipe& recipe, const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_dequantize_mxfp4(const Mxfp4Input& in, void* out, DType dtype, int64_t cols, cudaStream_t stream);
+cudaError_t launch_dequantize_mxfp4(const Mxfp4Input& in, const Values& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -55,6 +55,11 @@ struct QuantizeMxfp4 {
     checks::rotated_arguments(x, rotate, tensor_of(signs), tensor_of(cos), tensor_of(sin));
     checks::check_rounding(rounding, tensor_of(rng_state), tensor_of(random_bytes), x);
   }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x), scale_layout, -1, 32).codes},
+        {ScalarType::Float8_e8m0fnu, fp4_shapes(Shape(x), scale_layout, -1, 32).scales}}};
+  }
 };
 
 struct DequantizeMxfp4 {
@@ -90,6 +95,10 @@ struct DequantizeMxfp4 {
     if (!(((2 * size) - 32) < width && width <= (2 * size))) {
       fail_with({"cols: expected ", (((2 * size) - 32) + 1), " to ", (2 * size), " for x_fp4 of shape ", shape_text(x_fp4), ", got ", width});
     }
+  }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {(dtype == std::nullopt ? ScalarType::BFloat16 : *dtype), Shape(x_fp4).first(x_fp4.dim() - 1).and_then(cols == std::nullopt ? (2 * (x_fp4.dim() != 0 ? x_fp4.size(x_fp4.dim() - 1) : 0)) : *cols)}}};
   }
 };
 

@@ -32,6 +32,11 @@ struct QuantizeMxfp8 {
                 "float8_e4m3fn or float8_e5m2", "");
     check_device(&x, "x", x);
   }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {dtype, Shape(x)},
+        {ScalarType::Float8_e8m0fnu, scales_shape(Shape(x).first(x.dim() - 1), ceil_div(x.size(x.dim() - 1), 32), "e8m0", scale_layout)}}};
+  }
 };
 
 }  // namespace jitquant::declared

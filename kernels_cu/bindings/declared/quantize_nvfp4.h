@@ -35,6 +35,11 @@ struct QuantizeNvfp4 {
     check_device(&gsa, "gsa", x);
     checks::gsa_tensor(gsa, count_of(Shape(x).first(x.dim() - 1)), x, "x", "gsa");
   }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales}}};
+  }
 };
 
 }  // namespace jitquant::declared

@@ -8,8 +8,8 @@
 
 namespace jitquant {
 
-cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, float* maxima, cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4_both(const Matrix& x, const BothScale& scale, const Recipe& recipe, const BothBytes& given, const Nvfp4Output& out, float* gsa, const Nvfp4Output& out_t, float* gsa_t, cudaStream_t stream);
+cudaError_t launch_nvfp4_both_amax(const CountedMatrix& x, const Rotation& rotation, float* maxima, cudaStream_t stream);
+cudaError_t launch_quantize_nvfp4_both(const CountedMatrix& x, const BothScale& scale, const Recipe& recipe, const BothBytes& given, const Nvfp4Output& out, float* gsa, const Nvfp4Output& out_t, float* gsa_t, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -34,6 +34,10 @@ struct Nvfp4BothAmax {
     check_device(&x, "x", x);
     check_device(tensor_of(signs), "signs", x);
     checks::rotated_matrix(x, rotate, tensor_of(signs));
+  }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {ScalarType::Float, Shape().and_then(2, 512)}}};
   }
 };
 
@@ -98,6 +102,15 @@ struct QuantizeNvfp4Both {
     }
     const auto count = (tensor_of(from_gsa_t) == nullptr ? 1024 : 1);
     checks::amax_tensor(amax, count, count, x, "x");
+  }
+  std::array<Planned, 6> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape().and_then(x.size(0), x.size(1)), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape().and_then(x.size(0), x.size(1)), scale_layout, -1, 16).scales},
+        {ScalarType::Float, Shape().and_then(1)},
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape().and_then(x.size(1), x.size(0)), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape().and_then(x.size(1), x.size(0)), scale_layout, -1, 16).scales},
+        {ScalarType::Float, Shape().and_then(1)}}};
   }
 };
 

@@ -9,7 +9,7 @@
 namespace jitquant {
 
 cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, const Rope& rope, bool by_row, float* maxima, cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const Rope& rope, const float* maxima, int count, bool by_row, bool from_gsa, float divisor, Nvfp4Recipe rule, float* gsa, const Recipe& recipe, const Nvfp4Output& out, cudaStream_t stream);
+cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const Rope& rope, const float* amax, int count, bool by_row, bool from_gsa, float divisor, Nvfp4Recipe rule, float* gsa, const Recipe& recipe, const Nvfp4Output& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -45,6 +45,10 @@ struct RotatedAmax {
     check_device(tensor_of(cos), "cos", x);
     check_device(tensor_of(sin), "sin", x);
     checks::rotated_arguments(x, rotate, tensor_of(signs), tensor_of(cos), tensor_of(sin));
+  }
+  std::array<Planned, 1> plan() const {
+    return {{
+        {ScalarType::Float, Shape().and_then(granularity == "row" ? count_of(Shape(x).first(x.dim() - 1)) : 2048)}}};
   }
 };
 
@@ -110,6 +114,12 @@ struct QuantizeNvfp4Recipe {
     const auto count = (granularity == "row" ? rows : 1);
     const auto other = ((granularity == "row" || from_gsa) ? count : 2048);
     checks::amax_tensor(amax, count, other, x, "x");
+  }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x), scale_layout, -1, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x), scale_layout, -1, 16).scales},
+        {ScalarType::Float, Shape().and_then(granularity == "row" ? count_of(Shape(x).first(x.dim() - 1)) : 1)}}};
   }
 };
 

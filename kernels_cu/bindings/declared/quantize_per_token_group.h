@@ -55,6 +55,11 @@ struct QuantizePerTokenGroup {
       checks::counts_tensor(*tensor_of(counts), x, "x");
     }
   }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {dtype, Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1))},
+        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape(x).first(x.dim() - 1), ceil_div(x.size(x.dim() - 1), group_size), scale_format, scale_layout)}}};
+  }
 };
 
 }  // namespace jitquant::declared

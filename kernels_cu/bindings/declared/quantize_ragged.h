@@ -8,7 +8,8 @@
 
 namespace jitquant {
 
-cudaError_t launch_quantize_ragged_fp8(const RaggedInput& x, Activation activation, const RaggedScales& scales, const RaggedElements& out, cudaStream_t stream);
+int64_t quantize_ragged_fp8_partials();
+cudaError_t launch_quantize_ragged_fp8(const RaggedInput& x, Activation activation, const RaggedScales& scales, float* partials, const RaggedElements& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -45,6 +46,12 @@ struct QuantizeRaggedFp8 {
     check_device(tensor_of(scale), "scale", x);
     check_device(tensor_of(sizes), "sizes", x);
     checks::segments(x, "x", offsets, tensor_of(scale), tensor_of(sizes));
+  }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {dtype, Shape(x)},
+        {ScalarType::Float, Shape().and_then(offsets.size(0) - 1)},
+        {ScalarType::Float, Shape().and_then(offsets.size(0) - 1)}}};
   }
 };
 

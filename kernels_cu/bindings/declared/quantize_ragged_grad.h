@@ -8,8 +8,9 @@
 
 namespace jitquant {
 
-RowCut quantize_ragged_grad_cut(DType dtype, int64_t numel, int64_t cols, bool with_dbias);
-cudaError_t launch_quantize_ragged_grad_fp8(const RaggedInput& x, const RaggedScales& scales, const RaggedGradient& gradient, const RaggedElements& out, cudaStream_t stream);
+int64_t quantize_ragged_grad_fp8_partials();
+int64_t quantize_ragged_grad_fp8_sums(const RaggedInput& x, const RaggedGradient& gradient);
+cudaError_t launch_quantize_ragged_grad_fp8(const RaggedInput& x, const RaggedScales& scales, float* partials, const RaggedGradient& gradient, float* sums, const RaggedElements& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -56,6 +57,13 @@ struct QuantizeRaggedGradFp8 {
     if (with_dbias && grad.dim() == 1) {
       fail_with({"grad: expected shape (rows, N) with dbias, got shape ", shape_text(grad), ". Offsets of one dimension count elements, which have no bias gradients. Reshape it and count rows, or pass dbias=False"});
     }
+  }
+  std::array<Planned, 4> plan() const {
+    return {{
+        {dtype, Shape(grad)},
+        {ScalarType::Float, Shape().and_then(offsets.size(0) - 1)},
+        {ScalarType::Float, Shape().and_then(offsets.size(0) - 1)},
+        {ScalarType::Float, Shape().and_then(with_dbias ? Shape().and_then(offsets.size(0) - 1).size(0) : 0, grad.size(grad.dim() - 1))}}};
   }
 };
 

@@ -8,7 +8,7 @@
 
 namespace jitquant {
 
-cudaError_t launch_quantize_ragged_mxfp8(const RaggedInput& x, const GroupNumerics& numerics, const RaggedElements& out, uint8_t* scales, cudaStream_t stream);
+cudaError_t launch_quantize_ragged_mxfp8(const RaggedInput& x, const GroupNumerics& numerics, const RaggedElements& out, uint8_t* block_scales, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -39,6 +39,11 @@ struct QuantizeRaggedMxfp8 {
     check_device(&offsets, "offsets", x);
     check_device(tensor_of(sizes), "sizes", x);
     checks::segments(x, "x", offsets, nullptr, tensor_of(sizes));
+  }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {dtype, Shape(x)},
+        {ScalarType::Float8_e8m0fnu, Shape().and_then(ceil_div(count_of(Shape(x)), 32))}}};
   }
 };
 

@@ -8,7 +8,8 @@
 
 namespace jitquant {
 
-cudaError_t launch_quantize_ragged_nvfp4(const RaggedInput& x, const RaggedScales& scales, Nvfp4Recipe recipe, uint8_t* codes, uint8_t* block_scales, cudaStream_t stream);
+int64_t quantize_ragged_nvfp4_partials();
+cudaError_t launch_quantize_ragged_nvfp4(const RaggedInput& x, const RaggedScales& scales, float* partials, Nvfp4Recipe recipe, uint8_t* x_fp4, uint8_t* x_sf, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -42,6 +43,13 @@ struct QuantizeRaggedNvfp4 {
     check_device(tensor_of(scale), "scale", x);
     check_device(tensor_of(sizes), "sizes", x);
     checks::segments(x, "x", offsets, tensor_of(scale), tensor_of(sizes));
+  }
+  std::array<Planned, 4> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, Shape().and_then(ceil_div(count_of(Shape(x)), 16) * 8)},
+        {ScalarType::Float8_e4m3fn, Shape().and_then(ceil_div(count_of(Shape(x)), 16))},
+        {ScalarType::Float, Shape().and_then(offsets.size(0) - 1)},
+        {ScalarType::Float, Shape().and_then(offsets.size(0) - 1)}}};
   }
 };
 

@@ -7,10 +7,9 @@
 
 namespace jitquant {
 
-int weight_amax_partials(const Matrix& w, bool columns, bool tile);
-cudaError_t launch_weight_in_cluster(const Matrix& w, float divisor, float* gsa, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_weight_amax_partials(const Matrix& w, float* partials, int count, cudaStream_t stream);
-cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, bool columns, bool tile, const GlobalScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
+int64_t quantize_weight_nvfp4_partials(const Matrix& w, bool columns, bool tile, const ComputedScale& scale);
+cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, bool columns, bool tile, const ComputedScale& scale, float* partials, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
+cudaError_t launch_quantize_weight_nvfp4_from(const Matrix& w, bool columns, bool tile, const GlobalScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -43,6 +42,12 @@ struct QuantizeWeightNvfp4 {
     check_device(&w, "w", w);
     checks::weight_arguments(w, dim, scale_layout);
   }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(w).first(w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(w).first(w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16).scales},
+        {ScalarType::Float, Shape().and_then(1)}}};
+  }
 };
 
 struct QuantizeWeightNvfp4FromGsa {
@@ -70,6 +75,11 @@ struct QuantizeWeightNvfp4FromGsa {
     check_device(&gsa, "gsa", w);
     checks::weight_arguments(w, dim, scale_layout);
     checks::gsa_of_tensor(gsa, w, "w", "gsa");
+  }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(w).first(w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(w).first(w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16).scales}}};
   }
 };
 
@@ -101,6 +111,12 @@ struct QuantizeWeightNvfp4FromAmax {
     check_device(&amax, "amax", w);
     checks::weight_arguments(w, dim, scale_layout);
     checks::amax_tensor(amax, 1, 1, w, "w");
+  }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(w).first(w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16).codes},
+        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(w).first(w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16).scales},
+        {ScalarType::Float, Shape().and_then(amax.numel())}}};
   }
 };
 

@@ -8,7 +8,8 @@
 
 namespace jitquant {
 
-cudaError_t launch_rmsnorm_fp8(const Matrix& x, const Matrix* residual, const ColumnVector& weight, float eps, float* inv_rms, const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream);
+int64_t rmsnorm_quantize_fp8_partials(const Fp8Scale& scale);
+cudaError_t launch_rmsnorm_quantize_fp8(const Matrix& x, const Matrix* residual, const ColumnVector& weight, float eps, float* inv_rms, const Fp8Scale& scale, float* partials, const ElementRows& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -72,6 +73,13 @@ struct RmsnormQuantizeFp8 {
         }
       }
     }
+  }
+  std::array<Planned, 4> plan() const {
+    return {{
+        {dtype, Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1))},
+        {ScalarType::Float, (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1))},
+        {ScalarType::Float, (with_amax ? (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1)) : Shape().and_then(0))},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(x).first(x.dim() - 1)))}}};
   }
 };
 

@@ -8,7 +8,7 @@
 
 namespace jitquant {
 
-cudaError_t launch_rmsnorm_per_token_group(const Matrix& x, const Matrix* residual, const ColumnVector& weight, float eps, float* inv_rms, const GroupNumerics& numerics, const GroupOutput& out, int64_t group_size, cudaStream_t stream);
+cudaError_t launch_rmsnorm_quantize_per_token_group(const Matrix& x, const Matrix* residual, const ColumnVector& weight, float eps, float* inv_rms, const GroupNumerics& numerics, const GroupOutput& out, int64_t group_size, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -54,6 +54,12 @@ struct RmsnormQuantizePerTokenGroup {
     check_device(tensor_of(residual), "residual", x);
     checks::norm_arguments(x, weight, tensor_of(residual));
     checks::group_size(group_size);
+  }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {dtype, Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1))},
+        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape(x).first(x.dim() - 1), ceil_div(x.size(x.dim() - 1), group_size), scale_format, scale_layout)},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(x).first(x.dim() - 1)))}}};
   }
 };
 

@@ -8,8 +8,8 @@
 
 namespace jitquant {
 
-bool rotate_fp8_partials(const Matrix& x, const Fp8Scale& scale);
-cudaError_t launch_rotate_fp8(const Matrix& x, const Rotation& rotation, const Rope& rope, const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream);
+int64_t rotate_quantize_fp8_partials(const Matrix& x, const Fp8Scale& scale);
+cudaError_t launch_rotate_quantize_fp8(const Matrix& x, const Rotation& rotation, const Rope& rope, const Fp8Scale& scale, float* partials, const ElementRows& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -81,6 +81,12 @@ struct RotateQuantizeFp8 {
         }
       }
     }
+  }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {dtype, Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1))},
+        {ScalarType::Float, (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1))},
+        {ScalarType::Float, (with_amax ? (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1)) : Shape().and_then(0))}}};
   }
 };
 

@@ -8,7 +8,7 @@
 
 namespace jitquant {
 
-cudaError_t launch_rotate_per_token_group(const Matrix& x, const Rotation& rotation, const Rope& rope, int64_t group_size, const GroupNumerics& numerics, const GroupOutput& out, const RowCounts& counts, cudaStream_t stream);
+cudaError_t launch_rotate_quantize_per_token_group(const Matrix& x, const Rotation& rotation, const Rope& rope, int64_t group_size, const GroupNumerics& numerics, const GroupOutput& out, const RowCounts& counts, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -70,6 +70,11 @@ struct RotateQuantizePerTokenGroup {
     if (tensor_of(counts) != nullptr) {
       checks::counts_tensor(*tensor_of(counts), x, "x");
     }
+  }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {dtype, Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1))},
+        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape(x).first(x.dim() - 1), ceil_div(x.size(x.dim() - 1), group_size), scale_format, scale_layout)}}};
   }
 };
 

@@ -8,8 +8,8 @@
 
 namespace jitquant {
 
-bool swiglu_fp8_partials(const Matrix& fused, const Fp8Scale& scale);
-cudaError_t launch_swiglu_fp8(const Matrix& fused, int64_t run, const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream);
+int64_t swiglu_quantize_fp8_partials(const GateAndUp& in, const Fp8Scale& scale);
+cudaError_t launch_swiglu_quantize_fp8(const GateAndUp& in, const Fp8Scale& scale, float* partials, const ElementRows& out, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -68,6 +68,12 @@ struct SwigluQuantizeFp8 {
       }
     }
   }
+  std::array<Planned, 3> plan() const {
+    return {{
+        {dtype, Shape(fused).first(fused.dim() - 1).and_then(fused.size(fused.dim() - 1) / 2)},
+        {ScalarType::Float, (granularity == "row" ? Shape(fused).first(fused.dim() - 1).and_then(1) : Shape().and_then(1))},
+        {ScalarType::Float, (with_amax ? (granularity == "row" ? Shape(fused).first(fused.dim() - 1).and_then(1) : Shape().and_then(1)) : Shape().and_then(0))}}};
+  }
 };
 
 struct SwigluQuantizeFp8FromAmax {
@@ -102,6 +108,11 @@ struct SwigluQuantizeFp8FromAmax {
     const auto by_row = granularity == "row";
     const auto count = (by_row ? count_of(Shape(fused).first(fused.dim() - 1)) : 1);
     checks::amax_tensor(amax, count, count, fused, "fused");
+  }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {dtype, Shape(fused).first(fused.dim() - 1).and_then(fused.size(fused.dim() - 1) / 2)},
+        {ScalarType::Float, (granularity == "row" ? Shape(fused).first(fused.dim() - 1).and_then(1) : Shape().and_then(1))}}};
   }
 };
 

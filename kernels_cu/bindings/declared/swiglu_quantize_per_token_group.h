@@ -8,7 +8,7 @@
 
 namespace jitquant {
 
-cudaError_t launch_swiglu_per_token_group(const Matrix& fused, int64_t run, int64_t group_size, const GroupNumerics& numerics, const GroupOutput& out, const RowCounts& counts, cudaStream_t stream);
+cudaError_t launch_swiglu_quantize_per_token_group(const GateAndUp& in, int64_t group_size, const GroupNumerics& numerics, const GroupOutput& out, const RowCounts& counts, cudaStream_t stream);
 
 }  // namespace jitquant
 
@@ -56,6 +56,11 @@ struct SwigluQuantizePerTokenGroup {
     if (tensor_of(counts) != nullptr) {
       checks::counts_tensor(*tensor_of(counts), fused, "fused");
     }
+  }
+  std::array<Planned, 2> plan() const {
+    return {{
+        {dtype, Shape(fused).first(fused.dim() - 1).and_then(fused.size(fused.dim() - 1) / 2)},
+        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape(fused).first(fused.dim() - 1), ceil_div((fused.size(fused.dim() - 1) / 2), group_size), scale_format, scale_layout)}}};
   }
 };
 

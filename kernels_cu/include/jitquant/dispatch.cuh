@@ -50,10 +50,10 @@ cudaError_t with_residual(const Matrix& x, const Matrix* residual, F&& f) {
 
 // Calls f(source) with the source of a gate-and-up projection.
 template <class F>
-cudaError_t deinterleaved(const Matrix& fused, int64_t run, bool activate, F&& f) {
-  return dispatch(fused.dtype, [&](auto element) {
+cudaError_t deinterleaved(const GateAndUp& in, bool activate, F&& f) {
+  return dispatch(in.fused.dtype, [&](auto element) {
     using T = decltype(element);
-    return f(DeinterleaveSource<T>(fused, run, activate));
+    return f(DeinterleaveSource<T>(in.fused, in.run, activate));
   });
 }
 #endif

@@ -25,6 +25,9 @@ struct Matrix {
   bool vector;  // every row is aligned to 16 bytes
 };
 
+// Rows and columns are counted in 32 bits, with room for a tile more.
+struct CountedMatrix : Matrix {};
+
 // A vector with one value per column, in the matrix's dtype or in fp32.
 struct ColumnVector {
   const void* data;
@@ -56,6 +59,29 @@ struct GlobalScale {
 inline GlobalScale partials_scale(const float* partials, int count, float divisor, float* gsa) {
   return {GlobalScale::kPartials, 0.0f, nullptr, 0, partials, count, divisor, gsa};
 }
+
+// The gsa of a tensor or of each row: given as a number, or the amax divided by `divisor`.
+struct ComputedScale {
+  bool given;   // `value` is gsa
+  bool by_row;  // otherwise there is one
+  float value, divisor;
+  float* gsa;  // receives it
+};
+
+inline GlobalScale value_scale(const ComputedScale& scale) {
+  return {GlobalScale::kValue, scale.value, nullptr, 0, nullptr, 0, 0.0f, scale.gsa};
+}
+
+// Gate and up columns of a matrix, in alternating runs of `run`.
+struct GateAndUp {
+  Matrix fused;
+  int64_t run;
+};
+
+// FP4 codes, aligned to 8 bytes.
+struct Codes {
+  const uint8_t* data;
+};
 
 struct Nvfp4Output {
   uint8_t* codes;  // (rows, blocks * 8), aligned to 8 bytes
@@ -95,6 +121,13 @@ struct Nvfp4Input {
   int64_t rows, blocks;
   int64_t code_stride, scale_stride, gsa_stride;  // per row, in bytes, bytes and floats
   bool swizzled;
+};
+
+// Rows of values, without gaps.
+struct Values {
+  void* data;
+  DType dtype;
+  int64_t rows, cols;
 };
 
 constexpr int kMaxPartials = 2048;
