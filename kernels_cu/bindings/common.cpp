@@ -109,14 +109,14 @@ void check_own_memory(const Reached* all, const std::vector<std::string>& names)
 
 Shape scales_shape(const Shape& leading, int64_t groups, std::string_view scale_format,
                    std::string_view scale_layout) {
-  if (scale_format == "ue8m0_packed") groups = ceil_div(groups, 4);
-  if (scale_layout == "row" || scale_layout == "linear") return leading.and_then(groups);
+  if (is(scale_format, "ue8m0_packed")) groups = ceil_div(groups, 4);
+  if (is(scale_layout, "row") || is(scale_layout, "linear")) return leading.and_then(groups);
   const int64_t padded = 4 * ceil_div(groups, 4), last = leading.dim() - 1;
-  if (scale_layout == "row_padded") return leading.and_then(padded);
+  if (is(scale_layout, "row_padded")) return leading.and_then(padded);
   if (swizzled_of(scale_layout)) return Shape().and_then(swizzled_rows(count_of(leading)), padded);
   const int64_t rows = last < 0 ? 1 : leading.size(last);
   return leading.first(last < 0 ? 0 : last)
-      .and_then(groups, scale_layout == "column" ? rows : 4 * ceil_div(rows, 4));
+      .and_then(groups, is(scale_layout, "column") ? rows : 4 * ceil_div(rows, 4));
 }
 
 bool evenly_strided(const View& t) {
@@ -241,11 +241,8 @@ void check_out(const View& t, const char* name, ScalarType dtype, const Shape& s
                  ": expected memory aligned to 8 bytes, got another address");
 }
 
-void check_name(const char* name, std::string_view value,
-                std::initializer_list<std::string_view> accepted) {
-  for (const std::string_view one : accepted) {
-    if (value == one) return;
-  }
+void fail_name(const char* name, std::string_view value,
+               std::initializer_list<std::string_view> accepted) {
   std::string names;
   for (const std::string_view one : accepted) {
     names = text_of({names, names.empty() ? "'" : ", '", one, "'"});

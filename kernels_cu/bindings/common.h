@@ -27,6 +27,8 @@ class Shape {
  public:
   Shape() = default;
   Shape(const View& t) : lead_(t.sizes), leading_(t.rank) {}  // NOLINT: a tensor has a shape
+  // The first `count` sizes of a tensor.
+  Shape(const View& t, int64_t count) : lead_(t.sizes), leading_(count) {}
 
   int64_t dim() const { return leading_ + trailing_; }
   int64_t size(int64_t i) const { return i < leading_ ? lead_[i] : tail_[i - leading_]; }
@@ -42,21 +44,42 @@ class Shape {
     for (int64_t i = 0; same && i < trailing_; ++i) same = t.sizes[leading_ + i] == tail_[i];
     return same;
   }
+  int64_t count() const { return count(leading_, trailing_); }
+  // Of all sizes but the last.
+  int64_t row_count() const {
+    return trailing_ > 0 ? count(leading_, trailing_ - 1) : count(leading_ - 1, 0);
+  }
   // Its first `count` sizes.
   Shape first(int64_t count) const {
     return {lead_, count < leading_ ? count : leading_, tail_,
             count > leading_ ? count - leading_ : 0};
   }
-  template <class... Sizes>
-  Shape and_then(Sizes... sizes) const {
-    Shape longer = *this;
-    ((longer.tail_[longer.trailing_++] = sizes), ...);
-    return longer;
+  // Its sizes, and up to three more. An index that the compiler knows lets it leave out all copies.
+  Shape and_then(int64_t a) const { return joined({a, 0, 0}, 1); }
+  Shape and_then(int64_t a, int64_t b) const { return joined({a, b, 0}, 2); }
+  Shape and_then(int64_t a, int64_t b, int64_t c) const { return joined({a, b, c}, 3); }
+  // Its sizes, with another last one.
+  Shape with_last(int64_t size) const {
+    if (trailing_ == 0) return {lead_, leading_ - 1, {size, 0, 0}, 1};
+    if (trailing_ == 1) return {lead_, leading_, {size, 0, 0}, 1};
+    return {lead_, leading_, {tail_[0], trailing_ == 2 ? size : tail_[1], size}, trailing_};
   }
 
  private:
   Shape(const int64_t* lead, int64_t leading, std::array<int64_t, 3> tail, int64_t trailing)
       : lead_(lead), leading_(leading), tail_(tail), trailing_(trailing) {}
+
+  int64_t count(int64_t leading, int64_t trailing) const {
+    int64_t count = 1;
+    for (int64_t i = 0; i < leading; ++i) count *= lead_[i];
+    for (int64_t i = 0; i < trailing; ++i) count *= tail_[i];
+    return count;
+  }
+  Shape joined(const std::array<int64_t, 3>& more, int64_t count) const {
+    if (trailing_ == 0) return {lead_, leading_, more, count};
+    if (trailing_ == 1) return {lead_, leading_, {tail_[0], more[0], more[1]}, 1 + count};
+    return {lead_, leading_, {tail_[0], tail_[1], more[0]}, 2 + count};
+  }
 
   const int64_t* lead_ = nullptr;
   int64_t leading_ = 0;
@@ -67,17 +90,21 @@ class Shape {
 std::string shape_text(const Shape& shape);
 
 inline int64_t count_of(const Shape& shape) {
-  int64_t count = 1;
-  for (int64_t i = 0; i < shape.dim(); ++i) count *= shape.size(i);
-  return count;
+  return shape.count();
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) {
   return a / b + (a % b > 0);
 }
 
+// Whether a text is a name. Faster than ==, which does not use that the length is known.
+template <size_t kSize>
+bool is(std::string_view text, const char (&name)[kSize]) {
+  return text.size() == kSize - 1 && __builtin_memcmp(text.data(), name, kSize - 1) == 0;
+}
+
 inline bool swizzled_of(std::string_view scale_layout) {
-  return scale_layout == "swizzled_128x4";
+  return is(scale_layout, "swizzled_128x4");
 }
 
 // As in jitquant.formats: the shapes of packed codes and of scales in memory.
@@ -85,22 +112,19 @@ inline Shape fp4_scales_shape(const Shape& codes, std::string_view scale_layout,
                               int64_t block) {
   const int64_t last = codes.dim() - 1, blocks = 2 * codes.size(dim == 0 ? 0 : last) / block;
   if (dim == 0) return Shape().and_then(blocks, codes.size(1));
-  const Shape leading = codes.first(last);
-  if (!swizzled_of(scale_layout)) return leading.and_then(blocks);
-  return Shape().and_then(swizzled_rows(count_of(leading)), swizzled_blocks(blocks));
+  if (!swizzled_of(scale_layout)) return codes.with_last(blocks);
+  return Shape().and_then(swizzled_rows(codes.row_count()), swizzled_blocks(blocks));
 }
 
-struct Fp4Shapes {
-  Shape codes, scales;
-};
-
-inline Fp4Shapes fp4_shapes(const Shape& shape, std::string_view scale_layout, int64_t dim,
-                            int64_t block) {
+inline Shape codes_of_fp4(const Shape& shape, std::string_view, int64_t dim, int64_t block) {
   const int64_t last = shape.dim() - 1;
   const int64_t packed = ceil_div(shape.size(dim == 0 ? 0 : last), block) * (block / 2);
-  const Shape codes =
-      dim == 0 ? Shape().and_then(packed, shape.size(1)) : shape.first(last).and_then(packed);
-  return {codes, fp4_scales_shape(codes, scale_layout, dim, block)};
+  if (dim == 0) return Shape().and_then(packed, shape.size(1));
+  return shape.with_last(packed);
+}
+inline Shape scales_of_fp4(const Shape& shape, std::string_view scale_layout, int64_t dim,
+                           int64_t block) {
+  return fp4_scales_shape(codes_of_fp4(shape, scale_layout, dim, block), scale_layout, dim, block);
 }
 
 Shape scales_shape(const Shape& leading, int64_t groups, std::string_view scale_format,
@@ -108,8 +132,8 @@ Shape scales_shape(const Shape& leading, int64_t groups, std::string_view scale_
 
 // The neighbors that a rotation mixes.
 inline int64_t hadamard_size(std::string_view rotate) {
-  if (rotate == "none") return 0;
-  if (rotate == "te") return 16;
+  if (is(rotate, "none")) return 0;
+  if (is(rotate, "te")) return 16;
   int64_t size = 0;
   for (const char digit : rotate) size = 10 * size + (digit - '0');
   return size;
@@ -156,16 +180,16 @@ CountedMatrix counted_matrix(const View& t, const char* name);
 // functions by what they return, and by the names of their parameters if there are several: see
 // scripts/harness/bindings.py.
 inline Nvfp4Recipe recipe_of(std::string_view recipe) {
-  if (recipe == "te") return Nvfp4Recipe::kTe;
-  return recipe == "vllm" ? Nvfp4Recipe::kVllm : Nvfp4Recipe::kTeFlush;
+  if (is(recipe, "te")) return Nvfp4Recipe::kTe;
+  return is(recipe, "vllm") ? Nvfp4Recipe::kVllm : Nvfp4Recipe::kTeFlush;
 }
 
 inline bool by_row_of(std::string_view granularity) {
-  return granularity == "row";
+  return is(granularity, "row");
 }
 
 inline bool activate_of(std::string_view op) {
-  return op == "swiglu";
+  return is(op, "swiglu");
 }
 
 // Scratch memory for one call: floats, or null if none are needed. torch gives it to no other work
@@ -203,12 +227,12 @@ struct Planned {
 struct Memory {
   void* data;
   ScalarType dtype;
-  Shape shape;
+  const Shape& shape;
   const View* rows;
 
   float* floats() const { return static_cast<float*>(data); }
   // All sizes but the last, and the last.
-  int64_t row_count() const { return count_of(shape.first(shape.dim() - 1)); }
+  int64_t row_count() const { return shape.row_count(); }
   int64_t cols() const { return shape.size(shape.dim() - 1); }
 };
 
@@ -295,8 +319,13 @@ std::vector<std::string>& names_of() {
 }
 
 // Refuses a name with the same message as jitquant.formats.one_of.
-void check_name(const char* name, std::string_view value,
-                std::initializer_list<std::string_view> accepted);
+[[noreturn]] void fail_name(const char* name, std::string_view value,
+                            std::initializer_list<std::string_view> accepted);
+
+template <size_t... kSizes>
+void check_name(const char* name, std::string_view value, const char (&... accepted)[kSizes]) {
+  if (!(is(value, accepted) || ...)) fail_name(name, value, {accepted...});
+}
 
 // Refuses a number with the same message as jitquant.ops.schema.Number.
 void check_number(const char* name, std::optional<double> value, double least, double most,
@@ -402,7 +431,7 @@ inline bool columns_of(int64_t dim) {
   return dim == 0;
 }
 inline bool tile_of(std::string_view block) {
-  return block == "16x16";
+  return is(block, "16x16");
 }
 Nvfp4Input nvfp4_input(const View& x_fp4, const View& x_sf, const View& gsa, int64_t dim,
                        std::string_view scale_layout);

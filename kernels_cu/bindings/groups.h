@@ -24,12 +24,12 @@ inline GroupNumerics group_numerics(ScalarType dtype, std::string_view scale_for
                                     std::optional<double> fp8_min, std::optional<double> fp8_max) {
   GroupNumerics n = {};
   n.format = eight_bit_of(dtype);
-  n.recipe = recipe == "te"         ? GroupRecipe::kTe
-             : recipe == "deepgemm" ? GroupRecipe::kDeepGemm
-                                    : GroupRecipe::kVllm;
-  n.scale_format = scale_format == "float32" ? ScaleFormat::kFloat32
-                   : scale_format == "ue8m0" ? ScaleFormat::kPowerOfTwo
-                                             : ScaleFormat::kPacked;
+  n.recipe = is(recipe, "te")         ? GroupRecipe::kTe
+             : is(recipe, "deepgemm") ? GroupRecipe::kDeepGemm
+                                      : GroupRecipe::kVllm;
+  n.scale_format = is(scale_format, "float32") ? ScaleFormat::kFloat32
+                   : is(scale_format, "ue8m0") ? ScaleFormat::kPowerOfTwo
+                                               : ScaleFormat::kPacked;
   n.eps = static_cast<float>(eps.value_or(n.recipe == GroupRecipe::kDeepGemm ? 1e-4 : 1e-10));
   const float most = largest(n.format), least = n.format == EightBit::kInt8 ? -128.0f : -most;
   n.high = static_cast<float>(fp8_max.value_or(most));
@@ -65,7 +65,7 @@ inline GroupScales group_scales(const Memory& data, const Memory& scale_inv, Sca
   const int64_t leading = data.shape.dim() - 1;
   const int64_t of_batch = leading > 0 ? data.shape.size(leading - 1) : 1;
   const int64_t rows = ceil_div(of_batch, tall), groups = ceil_div(data.cols(), wide);
-  const bool column = scale_layout == "column" || scale_layout == "column_tma";
+  const bool column = is(scale_layout, "column") || is(scale_layout, "column_tma");
   GroupScales s = {scale_inv.data,
                    format,
                    {},
@@ -76,7 +76,7 @@ inline GroupScales group_scales(const Memory& data, const Memory& scale_inv, Sca
   const int64_t packed = format == ScaleFormat::kPacked ? ceil_div(groups, 4) : groups;
   s.grid = column ? ScaleGrid{ScaleOrder::kColumn, scale_inv.cols(), packed}
                   : ScaleGrid{ScaleOrder::kRow, rows,
-                              scale_layout == "row_padded" ? ceil_div(groups, 4) * 4 : packed};
+                              is(scale_layout, "row_padded") ? ceil_div(groups, 4) * 4 : packed};
   return s;
 }
 

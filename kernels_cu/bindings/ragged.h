@@ -7,11 +7,11 @@
 namespace jitquant {
 
 inline Activation activation_of(std::string_view name) {
-  if (name == "none") return Activation::kNone;
-  if (name == "relu") return Activation::kRelu;
-  if (name == "silu") return Activation::kSilu;
-  if (name == "gelu") return Activation::kGelu;
-  if (name == "qgelu") return Activation::kQgelu;
+  if (is(name, "none")) return Activation::kNone;
+  if (is(name, "relu")) return Activation::kRelu;
+  if (is(name, "silu")) return Activation::kSilu;
+  if (is(name, "gelu")) return Activation::kGelu;
+  if (is(name, "qgelu")) return Activation::kQgelu;
   return Activation::kSrelu;
 }
 

@@ -11,35 +11,35 @@ inline Rotation hadamard(std::string_view rotate, const std::optional<View>& sig
   constexpr float kFactors[] = {0.25f, 0x1.6a09e6p-3f, 0.125f, 0x1.6a09e6p-4f, 0.0625f};
   const int lanes = static_cast<int>(hadamard_size(rotate) / 16);
   if (lanes == 0) return {};
-  return {lanes, rotate == "te", kFactors[__builtin_ctz(lanes)],
+  return {lanes, is(rotate, "te"), kFactors[__builtin_ctz(lanes)],
           signs ? static_cast<const int8_t*>(signs->data) : nullptr};
 }
 
 inline Select select_of(std::string_view select) {
-  Select s = {select == "none", false, false, Error::kAbsolute, 6.0f};
-  s.single = select == "static_6" || select == "static_4";
-  if (select == "static_4") s.full = 4.0f;
-  s.scaled = select == "4over6_mae_fast" || select == "4over6_mse_fast";
-  if (select == "4over6_mse" || select == "4over6_mse_fast") s.error = Error::kSquared;
-  if (select == "4over6_abs_max") s.error = Error::kLargest;
+  Select s = {is(select, "none"), false, false, Error::kAbsolute, 6.0f};
+  s.single = is(select, "static_6") || is(select, "static_4");
+  if (is(select, "static_4")) s.full = 4.0f;
+  s.scaled = is(select, "4over6_mae_fast") || is(select, "4over6_mse_fast");
+  if (is(select, "4over6_mse") || is(select, "4over6_mse_fast")) s.error = Error::kSquared;
+  if (is(select, "4over6_abs_max")) s.error = Error::kLargest;
   return s;
 }
 
 inline Rounding rounding_of(std::string_view rounding, const std::optional<View>& rng_state,
                             const std::optional<View>& random_bytes) {
-  return {rounding == "stochastic",
+  return {is(rounding, "stochastic"),
           rng_state ? static_cast<const int64_t*>(rng_state->data) : nullptr,
           random_bytes ? static_cast<const uint8_t*>(random_bytes->data) : nullptr};
 }
 
 inline Mxfp4Scaling scaling_of(std::string_view scaling) {
-  if (scaling == "floor") return Mxfp4Scaling::kFloor;
-  if (scaling == "ceil") return Mxfp4Scaling::kCeil;
-  if (scaling == "even") return Mxfp4Scaling::kEven;
-  if (scaling == "gptoss_up") return Mxfp4Scaling::kGptOssUp;
-  if (scaling == "gptoss_down") return Mxfp4Scaling::kGptOssDown;
-  if (scaling == "static_6") return Mxfp4Scaling::kStatic6;
-  if (scaling == "static_4") return Mxfp4Scaling::kStatic4;
+  if (is(scaling, "floor")) return Mxfp4Scaling::kFloor;
+  if (is(scaling, "ceil")) return Mxfp4Scaling::kCeil;
+  if (is(scaling, "even")) return Mxfp4Scaling::kEven;
+  if (is(scaling, "gptoss_up")) return Mxfp4Scaling::kGptOssUp;
+  if (is(scaling, "gptoss_down")) return Mxfp4Scaling::kGptOssDown;
+  if (is(scaling, "static_6")) return Mxfp4Scaling::kStatic6;
+  if (is(scaling, "static_4")) return Mxfp4Scaling::kStatic4;
   return Mxfp4Scaling::kRceil;
 }
 
@@ -51,7 +51,7 @@ inline Recipe nvfp4_recipe(std::string_view rotate, const std::optional<View>& s
   recipe.rotation = hadamard(rotate, signs);
   recipe.select = select_of(select);
   recipe.rounding = rounding_of(rounding, rng_state, random_bytes);
-  recipe.tile = block == "16x16";
+  recipe.tile = is(block, "16x16");
   return recipe;
 }
 inline Recipe mxfp4_recipe(std::string_view rotate, const std::optional<View>& signs,

@@ -16,10 +16,10 @@ struct StoredLayout {
   bool column = false, padded_cols = false, padded_rows = false, swizzled = false;
 
   static StoredLayout of(std::string_view name) {
-    if (name == "row" || name == "linear") return {};
-    if (name == "row_padded") return {false, true, false, false};
-    if (name == "column") return {true, false, false, false};
-    if (name == "column_tma") return {true, false, true, false};
+    if (is(name, "row") || is(name, "linear")) return {};
+    if (is(name, "row_padded")) return {false, true, false, false};
+    if (is(name, "column")) return {true, false, false, false};
+    if (is(name, "column_tma")) return {true, false, true, false};
     return {false, true, false, true};
   }
 };

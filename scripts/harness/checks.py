@@ -58,7 +58,7 @@ _WRITTEN: dict[Any, tuple[str, str]] = {
     _checks.row_count: ("count_of", "int"),
     _checks_memory.own_elements: ("check_own_elements", ""),
     formats.ceil_div: ("ceil_div", "int"),
-    formats.fp4_shapes: ("fp4_shapes", "fp4_shapes"),
+    formats.fp4_shapes: ("fp4", "fp4_shapes"),
     formats.fp4_scales_shape: ("fp4_scales_shape", "tuple[int, ...]"),
     formats.scales_shape: ("scales_shape", "tuple[int, ...]"),
     linear._evenly_strided: ("evenly_strided", "bool"),
@@ -204,6 +204,13 @@ def _bare(code: str) -> str:
     """Code without parentheses around all of it."""
     depths = list(itertools.accumulate((c == "(") - (c == ")") for c in code))
     return code[1:-1] if depths.index(0) == len(code) - 1 and code[0] == "(" else code
+
+
+def _equal(one: str, other: str, *, negated: bool) -> str:
+    """Whether two values are equal, or different."""
+    if other.startswith('"'):
+        return f"{'!' if negated else ''}is({one}, {other})"
+    return f"{one} {'!=' if negated else '=='} {other}"
 
 
 def _is_new(known: Term | None) -> bool:
@@ -499,14 +506,16 @@ class _Function:
         base, index = self._expression(node.value), node.slice
         assert isinstance(base, Value)
         if base.type == "fp4_shapes" and isinstance(index, ast.Constant):
-            member = "scales" if index.value else "codes"
-            return Value(f"{base.code}.{member}", "tuple[int, ...]")
+            wanted = "scales" if index.value else "codes"
+            return Value(f"{wanted}_of_{base.code}", "tuple[int, ...]")
         member = _member(base)
         if not isinstance(index, ast.Slice):
             return Value(f"{member}size({_index(member, self._expression(index))})", "int")
         if index.lower is not None or index.upper is None:
             raise self._unknown(node)
         last = _index(member, self._expression(index.upper))
+        if base.type == "shape":
+            return Value(f"Shape({base.code}, {last})", "tuple[int, ...]")
         return Value(f"{_passed(base, 'tuple')}.first({last})", "tuple[int, ...]")
 
     def _tuple(self, node: ast.Tuple) -> Value:
@@ -554,7 +563,7 @@ class _Function:
                 others = [self._code(e) for e in right.elts]
             else:
                 others = [_literal(v) for v in self._now(right)]
-            each = [f"{_passed(one)} {'!=' if negated else '=='} {other}" for other in others]
+            each = [_equal(_passed(one), other, negated=negated) for other in others]
             return Value(f"({(' && ' if negated else ' || ').join(each)})", "bool")
         other, operator = self._expression(right), _OPERATORS[type(op)]
         if isinstance(one, Known) and isinstance(other, Known):
@@ -571,6 +580,8 @@ class _Function:
             f"({_passed(v)})" if isinstance(v, Value) and v.type == "bool" else _passed(v)
             for v in (one, other)
         ]
+        if operator in ("==", "!="):
+            return Value(_equal(codes[0], codes[1], negated=operator == "!="), "bool")
         return Value(f"{codes[0]} {operator} {codes[1]}", "bool")
 
     def _ifexp(self, node: ast.IfExp) -> Value | Known:

@@ -139,7 +139,7 @@ def _struct(function: str, op: Op, shared: Translated) -> str:
         for type_, name in _fields(op)
     ]
     checks = [
-        f"    check_name({_quoted(name)}, {name}, {{{', '.join(map(_quoted, accepted))}}});\n"
+        f"    check_name({_quoted(name)}, {name}, {', '.join(map(_quoted, accepted))});\n"
         for name, accepted in op.choices.items()
     ]
     checks += [_check(name, rule, shared) for name, rule in op.rules]
@@ -181,7 +181,7 @@ def _known(op: Op, schema: Any, shared: Translated) -> dict[str, Term]:
 def _rows(source: Source, known: Mapping[str, Term], shared: Translated) -> Record:
     """`jitquant.ops.schema.Rows` in C++."""
     of = source.of
-    leading = f"Shape({of}).first({of}.dim() - {source.reduced})"
+    leading = f"Shape({of}, {of}.dim() - {source.reduced})"
     cols: Term = Value(f"{of}.size({of}.dim() - 1)", "int")
     if source.cols is not None:
         cols = shared.value(source.cols, known)

@@ -28,13 +28,13 @@ struct Amax {
   bool keep_nan;
 
   void check() const {
-    check_name("granularity", granularity, {"tensor", "row"});
+    check_name("granularity", granularity, "tensor", "row");
     checks::input_tensor(x, "x", 1, "(..., N)");
     check_device(&x, "x", x);
   }
   std::array<Planned, 1> plan() const {
     return {{
-        {ScalarType::Float, Shape().and_then(granularity == "row" ? count_of(Shape(x).first(x.dim() - 1)) : 1)}}};
+        {ScalarType::Float, Shape().and_then(is(granularity, "row") ? count_of(Shape(x, x.dim() - 1)) : 1)}}};
   }
 };
 
@@ -53,15 +53,15 @@ struct DeinterleaveAmax {
   bool keep_nan;
 
   void check() const {
-    check_name("granularity", granularity, {"tensor", "row"});
-    check_name("op", op, {"select", "swiglu"});
+    check_name("granularity", granularity, "tensor", "row");
+    check_name("op", op, "select", "swiglu");
     checks::input_tensor(fused, "fused", 1, "(..., 2 * intermediate)");
     check_device(&fused, "fused", fused);
     checks::deinterleave_arguments(fused, intermediate, interleave);
   }
   std::array<Planned, 1> plan() const {
     return {{
-        {ScalarType::Float, Shape().and_then(granularity == "row" ? count_of(Shape(fused).first(fused.dim() - 1)) : 1)}}};
+        {ScalarType::Float, Shape().and_then(is(granularity, "row") ? count_of(Shape(fused, fused.dim() - 1)) : 1)}}};
   }
 };
 

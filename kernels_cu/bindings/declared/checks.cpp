@@ -47,7 +47,7 @@ void weight_arguments(const View& w, int64_t dim, std::string_view scale_layout)
   if (dim == -1) {
     return;
   }
-  if (scale_layout != "linear") {
+  if (!is(scale_layout, "linear")) {
     fail_with({"scale_layout: expected 'linear' with dim=0, got '", scale_layout, "'. For swizzled scales quantize the transposed weight with dim=-1"});
   }
   if (w.size(0) == 0) {
@@ -121,7 +121,7 @@ void residual_tensor(const View* residual, const View& x) {
 }
 void normalized_arguments(const View& x, const View& weight, const View& inv_rms) {
   checks::norm_arguments(x, weight, nullptr);
-  checks::inv_rms_tensor(inv_rms, count_of(Shape(x).first(x.dim() - 1)), x, "x");
+  checks::inv_rms_tensor(inv_rms, count_of(Shape(x, x.dim() - 1)), x, "x");
 }
 void inv_rms_tensor(const View& inv_rms, int64_t rows, const View& like, std::string_view like_name) {
   if (inv_rms.dtype != ScalarType::Float || !Shape().and_then(rows).is_of(inv_rms)) {
@@ -140,14 +140,14 @@ void hyper_connection_weights(const View& A, const View& X) {
   if (A.dtype != X.dtype && A.dtype != ScalarType::Float) {
     fail_with({"A: expected X's dtype ", dtype_text(X.dtype), " or float32, got ", dtype_text(A.dtype), ". Convert it with A.to(X.dtype)"});
   }
-  if (!Shape(X).first(X.dim() - 1).is_of(A)) {
-    fail_with({"A: expected X's shape without its last dimension, ", shape_text(Shape(X).first(X.dim() - 1)), ", got shape ", shape_text(A)});
+  if (!Shape(X, X.dim() - 1).is_of(A)) {
+    fail_with({"A: expected X's shape without its last dimension, ", shape_text(Shape(X, X.dim() - 1)), ", got shape ", shape_text(A)});
   }
   checks::contiguous(A, "A");
 }
 void mhc_normalized_arguments(const View& X, const View& A, const View& weight, const View& inv_rms) {
   checks::mhc_arguments(X, A, weight);
-  checks::inv_rms_tensor(inv_rms, count_of(Shape(X).first(X.dim() - 2)), X, "X");
+  checks::inv_rms_tensor(inv_rms, count_of(Shape(X, X.dim() - 2)), X, "X");
 }
 void no_bound(std::string_view name, std::optional<double> value) {
   if (value != std::nullopt) {
@@ -155,7 +155,7 @@ void no_bound(std::string_view name, std::optional<double> value) {
   }
 }
 void scale_tensor(const View& scale, int64_t rows, std::string_view granularity, const View& like, std::string_view like_name) {
-  const auto count = (granularity == "row" ? rows : 1);
+  const auto count = (is(granularity, "row") ? rows : 1);
   if (scale.numel() != count) {
     fail_with({"scale: expected ", count, " element", (count == 1 ? "" : "s"), " with granularity '", granularity, "', got shape ", shape_text(scale)});
   }
@@ -190,7 +190,7 @@ void rope(const View* cos, const View* sin, const View& x) {
     }
     return;
   }
-  const auto rows = count_of(Shape(x).first(x.dim() - 1));
+  const auto rows = count_of(Shape(x, x.dim() - 1));
   const auto cols = x.size(x.dim() - 1);
   checks::table(*cos, "cos", *cos, x);
   checks::table(*sin, "sin", *cos, x);
@@ -215,7 +215,7 @@ void counts_tensor(const View& counts, const View& like, std::string_view name) 
   if (like.dim() == 1) {
     fail_with({"counts: expected None for ", name, " of shape ", shape_text(like), ", got a tensor. Pass (E, T, N) with E counts, or (T, N) with one"});
   }
-  const auto batches = count_of(Shape(like).first(like.dim() - 2));
+  const auto batches = count_of(Shape(like, like.dim() - 2));
   if (counts.numel() != batches) {
     fail_with({"counts: expected ", batches, " numbers of rows for ", name, " of shape ", shape_text(like), ", got shape ", shape_text(counts)});
   }
@@ -271,7 +271,7 @@ void floats_of_segments(const View* t, std::string_view name, const View& offset
   }
 }
 void activation(std::string_view name, const View* act_input, const View& grad) {
-  if ((name == "none") != (act_input == nullptr)) {
+  if ((is(name, "none")) != (act_input == nullptr)) {
     fail_with({"activation: expected an activation and act_input, or neither, got '", name, "' with act_input ", (act_input == nullptr ? "None" : "given")});
   }
   if (act_input == nullptr) {
@@ -314,7 +314,7 @@ void epilogue(const View& x, int64_t n, const View* bias, const View* residual, 
   if (residual == nullptr) {
     return;
   }
-  const auto shape = Shape(x).first(x.dim() - 1).and_then(n);
+  const auto shape = Shape(x, x.dim() - 1).and_then(n);
   if (residual->dtype != dtype || !shape.is_of(*residual) || !(residual->is_contiguous())) {
     fail_with({"residual: expected ", dtype_text(dtype), " of shape ", shape_text(shape), ", contiguous, got ", dtype_text(residual->dtype), " of shape ", shape_text(*residual), " and strides ", strides_text(*residual)});
   }
@@ -326,7 +326,7 @@ void bias(const View& bias, int64_t n, const View& x) {
 }
 void check_rounding(std::string_view rounding, const View* rng_state, const View* random_bytes, const View& like) {
   const auto given = (int64_t{rng_state != nullptr} + int64_t{random_bytes != nullptr});
-  if (given != int64_t{rounding == "stochastic"}) {
+  if (given != int64_t{is(rounding, "stochastic")}) {
     fail_with({"rng_state and random_bytes: expected one of them with rounding 'stochastic', none with 'nearest', got ", given, " with '", rounding, "'"});
   }
   if (rng_state != nullptr) {
@@ -349,10 +349,10 @@ void check_together(std::string_view block, std::string_view rotate, std::string
   if (e4m3_max != 448 && e4m3_max != 256) {
     fail_with({"e4m3_max: expected one of 448, 256, got ", e4m3_max});
   }
-  if (block == "16x16" && hadamard_size(rotate) > 16) {
+  if (is(block, "16x16") && hadamard_size(rotate) > 16) {
     fail_with({"rotate: expected 'none', 'te' or '16' with block='16x16', got '", rotate, "'. A wider rotation would mix blocks that have their own scales"});
   }
-  if ((select != "none" && select != "static_6" && select != "static_4") && rounding != "nearest") {
+  if ((!is(select, "none") && !is(select, "static_6") && !is(select, "static_4")) && !is(rounding, "nearest")) {
     fail_with({"rounding: expected 'nearest' with select='", select, "', got '", rounding, "'. The choice would depend on the random numbers"});
   }
 }

@@ -29,7 +29,7 @@ struct DequantNvfp4 {
   std::optional<ScalarType> dtype;
 
   void check() const {
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     check_dtype("gsa", gsa, {ScalarType::Float},
                 "float32", ". Convert it with gsa.float()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
@@ -38,7 +38,7 @@ struct DequantNvfp4 {
     check_device(&x_sf, "x_sf", x_fp4);
     check_device(&gsa, "gsa", x_fp4);
     checks::dimension(dim);
-    if (dim == 0 && scale_layout != "linear") {
+    if (dim == 0 && !is(scale_layout, "linear")) {
       fail_with({"scale_layout: expected 'linear' with dim=0, got '", scale_layout, "'"});
     }
     checks::nvfp4_operand(x_fp4, x_sf, "x_fp4", "x_sf", dim, scale_layout);
@@ -47,7 +47,7 @@ struct DequantNvfp4 {
     if (!((codes - 16) < width && width <= codes)) {
       fail_with({"cols: expected ", ((codes - 16) + 1), " to ", codes, " for x_fp4 of shape ", shape_text(x_fp4), ", got ", width});
     }
-    const auto leading = Shape(x_fp4).first(x_fp4.dim() - 1);
+    const auto leading = Shape(x_fp4, x_fp4.dim() - 1);
     if (dim == 0) {
       checks::gsa_of_tensor(gsa, x_fp4, "x_fp4", "gsa");
     } else {
@@ -56,7 +56,7 @@ struct DequantNvfp4 {
   }
   std::array<Planned, 1> plan() const {
     return {{
-        {(dtype == std::nullopt ? ScalarType::BFloat16 : *dtype), (dim == 0 ? Shape().and_then(cols == std::nullopt ? (2 * x_fp4.size(dim < 0 ? x_fp4.dim() + dim : dim)) : *cols, x_fp4.size(1)) : Shape(x_fp4).first(x_fp4.dim() - 1).and_then(cols == std::nullopt ? (2 * x_fp4.size(dim < 0 ? x_fp4.dim() + dim : dim)) : *cols))}}};
+        {(dtype == std::nullopt ? ScalarType::BFloat16 : *dtype), (dim == 0 ? Shape().and_then(cols == std::nullopt ? (2 * x_fp4.size(dim < 0 ? x_fp4.dim() + dim : dim)) : *cols, x_fp4.size(1)) : Shape(x_fp4, x_fp4.dim() - 1).and_then(cols == std::nullopt ? (2 * x_fp4.size(dim < 0 ? x_fp4.dim() + dim : dim)) : *cols))}}};
   }
 };
 

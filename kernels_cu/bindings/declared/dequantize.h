@@ -29,7 +29,7 @@ struct Dequantize {
   std::optional<ScalarType> dtype;
 
   void check() const {
-    check_name("scale_layout", scale_layout, {"row", "column", "column_tma", "row_padded", "linear", "swizzled_128x4"});
+    check_name("scale_layout", scale_layout, "row", "column", "column_tma", "row_padded", "linear", "swizzled_128x4");
     check_dtype("data", data, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
@@ -51,11 +51,11 @@ struct Dequantize {
     if (block_rows == 0 && scale_inv.dtype != ScalarType::Float) {
       fail_with({"scale_inv: expected float32 with block_rows 0 (one scale for the tensor), got ", dtype_text(scale_inv.dtype), ". Pass its value as torch.float32"});
     }
-    if (block_rows != 0 && scale_layout == "swizzled_128x4" && (scale_inv.dtype != ScalarType::Float8_e8m0fnu && scale_inv.dtype != ScalarType::Byte)) {
+    if (block_rows != 0 && is(scale_layout, "swizzled_128x4") && (scale_inv.dtype != ScalarType::Float8_e8m0fnu && scale_inv.dtype != ScalarType::Byte)) {
       fail_with({"scale_inv: expected float8_e8m0fnu or its bytes as uint8 with scale_layout 'swizzled_128x4', got ", dtype_text(scale_inv.dtype), ". Scales of other dtypes have another layout"});
     }
     const auto packed = (scale_inv.dtype == ScalarType::Int ? "ue8m0_packed" : "float32");
-    const auto lines = (block_rows > 1 ? Shape(data).first(data.dim() - 2).and_then(ceil_div(data.size(data.dim() - 2), block_rows)) : Shape(data).first(data.dim() - 1));
+    const auto lines = (block_rows > 1 ? Shape(data, data.dim() - 2).and_then(ceil_div(data.size(data.dim() - 2), block_rows)) : Shape(data, data.dim() - 1));
     const auto groups = (block_cols != 0 ? ceil_div(data.size(data.dim() - 1), block_cols) : 1);
     const auto wanted = (block_rows != 0 ? scales_shape(lines, groups, packed, scale_layout) : Shape().and_then(1));
     if (!wanted.is_of(scale_inv) || !(scale_inv.is_contiguous())) {

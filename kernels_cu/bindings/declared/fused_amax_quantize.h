@@ -31,9 +31,9 @@ struct AmaxQuantizeNvfp4 {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
-    check_name("granularity", granularity, {"tensor", "row"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
+    check_name("granularity", granularity, "tensor", "row");
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_number("gsa", gsa_value, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
@@ -43,9 +43,9 @@ struct AmaxQuantizeNvfp4 {
   }
   std::array<Planned, 3> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales},
-        {ScalarType::Float, Shape().and_then((granularity == "row" && gsa_value == std::nullopt) ? count_of(Shape(x).first(x.dim() - 1)) : 1)}}};
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float, Shape().and_then((is(granularity, "row") && gsa_value == std::nullopt) ? count_of(Shape(x, x.dim() - 1)) : 1)}}};
   }
 };
 
@@ -62,19 +62,19 @@ struct QuantizeNvfp4FromBuffer {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("gsa", gsa, {ScalarType::Float},
                 "float32", ". Convert it with gsa.float()");
     check_device(&x, "x", x);
     check_device(&gsa, "gsa", x);
-    checks::gsa_tensor(gsa, count_of(Shape(x).first(x.dim() - 1)), x, "x", "gsa");
+    checks::gsa_tensor(gsa, count_of(Shape(x, x.dim() - 1)), x, "x", "gsa");
   }
   std::array<Planned, 2> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales}}};
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)}}};
   }
 };
 
@@ -92,8 +92,8 @@ struct QuantizeNvfp4FromAmax {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     checks::input_tensor(x, "x", 1, "(..., N)");
@@ -101,13 +101,13 @@ struct QuantizeNvfp4FromAmax {
                 "float32", ". Convert it with amax.float()");
     check_device(&x, "x", x);
     check_device(&amax, "amax", x);
-    const auto count = count_of(Shape(x).first(x.dim() - 1));
+    const auto count = count_of(Shape(x, x.dim() - 1));
     checks::amax_tensor(amax, 1, count, x, "x");
   }
   std::array<Planned, 3> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales},
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)},
         {ScalarType::Float, Shape().and_then(amax.numel())}}};
   }
 };
@@ -128,21 +128,21 @@ struct DeinterleaveQuantizeFromBuffer {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
-    check_name("op", op, {"select", "swiglu"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
+    check_name("op", op, "select", "swiglu");
     checks::input_tensor(fused, "fused", 1, "(..., 2 * intermediate)");
     check_dtype("gsa", gsa, {ScalarType::Float},
                 "float32", ". Convert it with gsa.float()");
     check_device(&fused, "fused", fused);
     check_device(&gsa, "gsa", fused);
     checks::deinterleave_arguments(fused, intermediate, interleave);
-    checks::gsa_tensor(gsa, count_of(Shape(fused).first(fused.dim() - 1)), fused, "fused", "gsa");
+    checks::gsa_tensor(gsa, count_of(Shape(fused, fused.dim() - 1)), fused, "fused", "gsa");
   }
   std::array<Planned, 2> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(fused).first(fused.dim() - 1).and_then(intermediate), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(fused).first(fused.dim() - 1).and_then(intermediate), scale_layout, -1, 16).scales}}};
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(fused, fused.dim() - 1).and_then(intermediate), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(fused, fused.dim() - 1).and_then(intermediate), scale_layout, -1, 16)}}};
   }
 };
 

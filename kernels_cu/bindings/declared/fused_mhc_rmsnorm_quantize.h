@@ -35,9 +35,9 @@ struct MhcRmsnormQuantizeNvfp4 {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
-    check_name("granularity", granularity, {"tensor", "row"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
+    check_name("granularity", granularity, "tensor", "row");
     check_number("eps", eps, 0x0.0p+0, 0x1.fffffe0000000p+127,
                  "a finite number that is not negative", "");
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
@@ -52,10 +52,10 @@ struct MhcRmsnormQuantizeNvfp4 {
   }
   std::array<Planned, 4> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(X).first(X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(X).first(X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16).scales},
-        {ScalarType::Float, Shape().and_then((granularity == "row" && gsa_value == std::nullopt) ? count_of(Shape(X).first(X.dim() - 2)) : 1)},
-        {ScalarType::Float, Shape().and_then(count_of(Shape(X).first(X.dim() - 2)))}}};
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(X, X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(X, X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float, Shape().and_then((is(granularity, "row") && gsa_value == std::nullopt) ? count_of(Shape(X, X.dim() - 2)) : 1)},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(X, X.dim() - 2)))}}};
   }
 };
 
@@ -75,8 +75,8 @@ struct MhcRmsnormQuantizeNvfp4FromGsa {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     check_number("eps", eps, 0x0.0p+0, 0x1.fffffe0000000p+127,
                  "a finite number that is not negative", "");
     checks::input_tensor(X, "X", 2, "(..., n_hc, N)");
@@ -87,13 +87,13 @@ struct MhcRmsnormQuantizeNvfp4FromGsa {
     check_device(&weight, "weight", X);
     check_device(&gsa, "gsa", X);
     checks::mhc_arguments(X, A, weight);
-    checks::gsa_tensor(gsa, count_of(Shape(X).first(X.dim() - 2)), X, "X", "gsa");
+    checks::gsa_tensor(gsa, count_of(Shape(X, X.dim() - 2)), X, "X", "gsa");
   }
   std::array<Planned, 3> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(X).first(X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(X).first(X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16).scales},
-        {ScalarType::Float, Shape().and_then(count_of(Shape(X).first(X.dim() - 2)))}}};
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(X, X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(X, X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(X, X.dim() - 2)))}}};
   }
 };
 
@@ -114,8 +114,8 @@ struct MhcRmsnormQuantizeNvfp4FromAmax {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     checks::input_tensor(X, "X", 2, "(..., n_hc, N)");
@@ -131,8 +131,8 @@ struct MhcRmsnormQuantizeNvfp4FromAmax {
   }
   std::array<Planned, 3> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(X).first(X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(X).first(X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16).scales},
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(X, X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(X, X.dim() - 2).and_then(X.size(X.dim() - 1)), scale_layout, -1, 16)},
         {ScalarType::Float, Shape().and_then(1)}}};
   }
 };
@@ -161,7 +161,7 @@ struct MhcRmsnormAmax {
   std::array<Planned, 2> plan() const {
     return {{
         {ScalarType::Float, Shape().and_then(2048)},
-        {ScalarType::Float, Shape().and_then(count_of(Shape(X).first(X.dim() - 2)))}}};
+        {ScalarType::Float, Shape().and_then(count_of(Shape(X, X.dim() - 2)))}}};
   }
 };
 

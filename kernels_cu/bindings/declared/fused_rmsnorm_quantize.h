@@ -35,9 +35,9 @@ struct RmsnormQuantizeNvfp4 {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
-    check_name("granularity", granularity, {"tensor", "row"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
+    check_name("granularity", granularity, "tensor", "row");
     check_number("eps", eps, 0x0.0p+0, 0x1.fffffe0000000p+127,
                  "a finite number that is not negative", "");
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
@@ -52,10 +52,10 @@ struct RmsnormQuantizeNvfp4 {
   }
   std::array<Planned, 4> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales},
-        {ScalarType::Float, Shape().and_then((granularity == "row" && gsa_value == std::nullopt) ? count_of(Shape(x).first(x.dim() - 1)) : 1)},
-        {ScalarType::Float, Shape().and_then(count_of(Shape(x).first(x.dim() - 1)))}}};
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float, Shape().and_then((is(granularity, "row") && gsa_value == std::nullopt) ? count_of(Shape(x, x.dim() - 1)) : 1)},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(x, x.dim() - 1)))}}};
   }
 };
 
@@ -75,8 +75,8 @@ struct RmsnormQuantizeNvfp4FromGsa {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     check_number("eps", eps, 0x0.0p+0, 0x1.fffffe0000000p+127,
                  "a finite number that is not negative", "");
     checks::input_tensor(x, "x", 1, "(..., N)");
@@ -87,13 +87,13 @@ struct RmsnormQuantizeNvfp4FromGsa {
     check_device(&gsa, "gsa", x);
     check_device(tensor_of(residual), "residual", x);
     checks::norm_arguments(x, weight, tensor_of(residual));
-    checks::gsa_tensor(gsa, count_of(Shape(x).first(x.dim() - 1)), x, "x", "gsa");
+    checks::gsa_tensor(gsa, count_of(Shape(x, x.dim() - 1)), x, "x", "gsa");
   }
   std::array<Planned, 3> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales},
-        {ScalarType::Float, Shape().and_then(count_of(Shape(x).first(x.dim() - 1)))}}};
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(x, x.dim() - 1)))}}};
   }
 };
 
@@ -113,8 +113,8 @@ struct RmsnormQuantizeNvfp4FromAmax {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     checks::input_tensor(x, "x", 1, "(..., N)");
@@ -129,8 +129,8 @@ struct RmsnormQuantizeNvfp4FromAmax {
   }
   std::array<Planned, 3> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales},
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)},
         {ScalarType::Float, Shape().and_then(1)}}};
   }
 };
@@ -159,7 +159,7 @@ struct RmsnormAmax {
   std::array<Planned, 2> plan() const {
     return {{
         {ScalarType::Float, Shape().and_then(2048)},
-        {ScalarType::Float, Shape().and_then(count_of(Shape(x).first(x.dim() - 1)))}}};
+        {ScalarType::Float, Shape().and_then(count_of(Shape(x, x.dim() - 1)))}}};
   }
 };
 

@@ -62,7 +62,7 @@ struct Nvfp4Linear {
       checks::columns((2 * x.size(x.dim() - 1)), w_fp4, true);
     }
     if (tensor_of(x_gsa) != nullptr) {
-      checks::gsa_tensor(*tensor_of(x_gsa), count_of(Shape(x).first(x.dim() - 1)), x, "x", "x_gsa");
+      checks::gsa_tensor(*tensor_of(x_gsa), count_of(Shape(x, x.dim() - 1)), x, "x", "x_gsa");
     }
     const auto own = (tensor_of(x_sf) == nullptr ? x.dtype : ScalarType::BFloat16);
     const auto to = (dtype == std::nullopt ? own : *dtype);
@@ -70,7 +70,7 @@ struct Nvfp4Linear {
   }
   std::array<Planned, 1> plan() const {
     return {{
-        {(dtype == std::nullopt ? (tensor_of(x_sf) == nullptr ? x.dtype : ScalarType::BFloat16) : *dtype), Shape(x).first(x.dim() - 1).and_then(w_fp4.size(0))}}};
+        {(dtype == std::nullopt ? (tensor_of(x_sf) == nullptr ? x.dtype : ScalarType::BFloat16) : *dtype), Shape(x, x.dim() - 1).and_then(w_fp4.size(0))}}};
   }
 };
 

@@ -33,9 +33,9 @@ struct QuantizeBlock {
   std::optional<double> fp8_max;
 
   void check() const {
-    check_name("scale_format", scale_format, {"float32", "ue8m0"});
-    check_name("scale_layout", scale_layout, {"row", "row_padded"});
-    check_name("recipe", recipe, {"te", "deepgemm", "vllm"});
+    check_name("scale_format", scale_format, "float32", "ue8m0");
+    check_name("scale_layout", scale_layout, "row", "row_padded");
+    check_name("recipe", recipe, "te", "deepgemm", "vllm");
     check_number("eps", eps, 0x1.9f623d5a8a733p-107, 0x1.fffffe0000000p+127,
                  "None for the recipe's, or a finite number of at least 1e-32", ". Below it the scale of a group of zeros would overflow");
     check_number("fp8_min", fp8_min, -0x1.c000000000000p+15, 0x0.0p+0,
@@ -51,7 +51,7 @@ struct QuantizeBlock {
   std::array<Planned, 2> plan() const {
     return {{
         {dtype, Shape(w)},
-        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape(w).first(w.dim() - 2).and_then(ceil_div(w.size(w.dim() - 2), block_rows)), ceil_div(w.size(w.dim() - 1), block_cols), scale_format, scale_layout)}}};
+        {(is(scale_format, "ue8m0_packed") ? ScalarType::Int : ScalarType::Float), scales_shape(Shape(w, w.dim() - 2).and_then(ceil_div(w.size(w.dim() - 2), block_rows)), ceil_div(w.size(w.dim() - 1), block_cols), scale_format, scale_layout)}}};
   }
 };
 

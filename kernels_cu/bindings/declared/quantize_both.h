@@ -34,9 +34,9 @@ struct QuantizePerTokenGroupBoth {
   std::optional<double> fp8_max;
 
   void check() const {
-    check_name("scale_format", scale_format, {"float32", "ue8m0", "ue8m0_packed"});
-    check_name("scale_layout", scale_layout, {"row", "column", "column_tma"});
-    check_name("recipe", recipe, {"te", "deepgemm", "vllm"});
+    check_name("scale_format", scale_format, "float32", "ue8m0", "ue8m0_packed");
+    check_name("scale_layout", scale_layout, "row", "column", "column_tma");
+    check_name("recipe", recipe, "te", "deepgemm", "vllm");
     check_number("eps", eps, 0x1.9f623d5a8a733p-107, 0x1.fffffe0000000p+127,
                  "None for the recipe's, or a finite number of at least 1e-32", ". Below it the scale of a group of zeros would overflow");
     check_number("fp8_min", fp8_min, -0x1.c000000000000p+15, 0x0.0p+0,
@@ -53,9 +53,9 @@ struct QuantizePerTokenGroupBoth {
   std::array<Planned, 4> plan() const {
     return {{
         {dtype, Shape().and_then(x.size(0), x.size(1))},
-        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape().and_then(x.size(0)), ceil_div(x.size(1), group_size), scale_format, scale_layout)},
+        {(is(scale_format, "ue8m0_packed") ? ScalarType::Int : ScalarType::Float), scales_shape(Shape().and_then(x.size(0)), ceil_div(x.size(1), group_size), scale_format, scale_layout)},
         {dtype, Shape().and_then(x.size(1), x.size(0))},
-        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape().and_then(x.size(1)), ceil_div(x.size(0), group_size), scale_format, scale_layout)}}};
+        {(is(scale_format, "ue8m0_packed") ? ScalarType::Int : ScalarType::Float), scales_shape(Shape().and_then(x.size(1)), ceil_div(x.size(0), group_size), scale_format, scale_layout)}}};
   }
 };
 
@@ -78,9 +78,9 @@ struct QuantizeBlockBoth {
   std::optional<double> fp8_max;
 
   void check() const {
-    check_name("scale_format", scale_format, {"float32", "ue8m0"});
-    check_name("scale_layout", scale_layout, {"row", "row_padded"});
-    check_name("recipe", recipe, {"te", "deepgemm", "vllm"});
+    check_name("scale_format", scale_format, "float32", "ue8m0");
+    check_name("scale_layout", scale_layout, "row", "row_padded");
+    check_name("recipe", recipe, "te", "deepgemm", "vllm");
     check_number("eps", eps, 0x1.9f623d5a8a733p-107, 0x1.fffffe0000000p+127,
                  "None for the recipe's, or a finite number of at least 1e-32", ". Below it the scale of a group of zeros would overflow");
     check_number("fp8_min", fp8_min, -0x1.c000000000000p+15, 0x0.0p+0,
@@ -97,9 +97,9 @@ struct QuantizeBlockBoth {
   std::array<Planned, 4> plan() const {
     return {{
         {dtype, Shape().and_then(w.size(0), w.size(1))},
-        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape().and_then(ceil_div(w.size(0), block_rows)), ceil_div(w.size(1), block_cols), scale_format, scale_layout)},
+        {(is(scale_format, "ue8m0_packed") ? ScalarType::Int : ScalarType::Float), scales_shape(Shape().and_then(ceil_div(w.size(0), block_rows)), ceil_div(w.size(1), block_cols), scale_format, scale_layout)},
         {dtype, Shape().and_then(w.size(1), w.size(0))},
-        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape().and_then(ceil_div(w.size(1), block_cols)), ceil_div(w.size(0), block_rows), scale_format, scale_layout)}}};
+        {(is(scale_format, "ue8m0_packed") ? ScalarType::Int : ScalarType::Float), scales_shape(Shape().and_then(ceil_div(w.size(1), block_cols)), ceil_div(w.size(0), block_rows), scale_format, scale_layout)}}};
   }
 };
 
@@ -115,7 +115,7 @@ struct QuantizeMxfp8Both {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     checks::input_tensor(x, "x", 2, "(M, K)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
                 "float8_e4m3fn or float8_e5m2", "");

@@ -32,7 +32,7 @@ struct QuantizeFp8 {
   bool with_amax;
 
   void check() const {
-    check_name("granularity", granularity, {"tensor", "row"});
+    check_name("granularity", granularity, "tensor", "row");
     check_number("scale", scale_value, 0x1.0000080000000p-128, 0x1.fffffe0000000p+127,
                  "a finite number of at least 2.94e-39, whose reciprocal is finite in float32", ". Elements are multiplied by it: 448 / amax, for instance");
     check_number("scale_ub", scale_ub, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
@@ -55,18 +55,18 @@ struct QuantizeFp8 {
       if (scale_value != std::nullopt) {
         fail_with({"scale: expected a tensor or a number, got both"});
       }
-      checks::scale_tensor(*tensor_of(scale), count_of(Shape(x).first(x.dim() - 1)), granularity, x, "x");
+      checks::scale_tensor(*tensor_of(scale), count_of(Shape(x, x.dim() - 1)), granularity, x, "x");
     } else {
-      if (scale_value != std::nullopt && granularity == "row") {
+      if (scale_value != std::nullopt && is(granularity, "row")) {
         fail_with({"scale: expected a tensor with granularity 'row', got a number"});
       }
     }
   }
   std::array<Planned, 3> plan() const {
     return {{
-        {dtype, Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1))},
-        {ScalarType::Float, (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1))},
-        {ScalarType::Float, (with_amax ? (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1)) : Shape().and_then(0))}}};
+        {dtype, Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1))},
+        {ScalarType::Float, (is(granularity, "row") ? Shape(x, x.dim() - 1).and_then(1) : Shape().and_then(1))},
+        {ScalarType::Float, (with_amax ? (is(granularity, "row") ? Shape(x, x.dim() - 1).and_then(1) : Shape().and_then(1)) : Shape().and_then(0))}}};
   }
 };
 
@@ -85,7 +85,7 @@ struct QuantizeFp8FromAmax {
   std::string_view granularity;
 
   void check() const {
-    check_name("granularity", granularity, {"tensor", "row"});
+    check_name("granularity", granularity, "tensor", "row");
     check_number("scale_ub", scale_ub, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
     check_number("amax_eps", amax_eps, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
@@ -97,14 +97,14 @@ struct QuantizeFp8FromAmax {
                 "float8_e4m3fn, float8_e5m2 or int8", "");
     check_device(&x, "x", x);
     check_device(&amax, "amax", x);
-    const auto by_row = granularity == "row";
-    const auto count = (by_row ? count_of(Shape(x).first(x.dim() - 1)) : 1);
+    const auto by_row = is(granularity, "row");
+    const auto count = (by_row ? count_of(Shape(x, x.dim() - 1)) : 1);
     checks::amax_tensor(amax, count, count, x, "x");
   }
   std::array<Planned, 2> plan() const {
     return {{
-        {dtype, Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1))},
-        {ScalarType::Float, (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1))}}};
+        {dtype, Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1))},
+        {ScalarType::Float, (is(granularity, "row") ? Shape(x, x.dim() - 1).and_then(1) : Shape().and_then(1))}}};
   }
 };
 

@@ -35,10 +35,10 @@ struct QuantizeMxfp4 {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("scaling", scaling, {"floor", "ceil", "even", "rceil", "gptoss_up", "gptoss_down", "static_6", "static_4"});
-    check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
-    check_name("rounding", rounding, {"nearest", "stochastic"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("scaling", scaling, "floor", "ceil", "even", "rceil", "gptoss_up", "gptoss_down", "static_6", "static_4");
+    check_name("rotate", rotate, "none", "te", "16", "32", "64", "128", "256");
+    check_name("rounding", rounding, "nearest", "stochastic");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("signs", signs, {ScalarType::Char},
                 "int8", ". Convert it with signs.char()");
@@ -57,8 +57,8 @@ struct QuantizeMxfp4 {
   }
   std::array<Planned, 2> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x), scale_layout, -1, 32).codes},
-        {ScalarType::Float8_e8m0fnu, fp4_shapes(Shape(x), scale_layout, -1, 32).scales}}};
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(x), scale_layout, -1, 32)},
+        {ScalarType::Float8_e8m0fnu, scales_of_fp4(Shape(x), scale_layout, -1, 32)}}};
   }
 };
 
@@ -76,7 +76,7 @@ struct DequantizeMxfp4 {
   std::optional<ScalarType> dtype;
 
   void check() const {
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
     check_device(&x_fp4, "x_fp4", x_fp4);
@@ -98,7 +98,7 @@ struct DequantizeMxfp4 {
   }
   std::array<Planned, 1> plan() const {
     return {{
-        {(dtype == std::nullopt ? ScalarType::BFloat16 : *dtype), Shape(x_fp4).first(x_fp4.dim() - 1).and_then(cols == std::nullopt ? (2 * (x_fp4.dim() != 0 ? x_fp4.size(x_fp4.dim() - 1) : 0)) : *cols)}}};
+        {(dtype == std::nullopt ? ScalarType::BFloat16 : *dtype), Shape(x_fp4, x_fp4.dim() - 1).and_then(cols == std::nullopt ? (2 * (x_fp4.dim() != 0 ? x_fp4.size(x_fp4.dim() - 1) : 0)) : *cols)}}};
   }
 };
 

@@ -26,7 +26,7 @@ struct QuantizeMxfp8 {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
                 "float8_e4m3fn or float8_e5m2", "");
@@ -35,7 +35,7 @@ struct QuantizeMxfp8 {
   std::array<Planned, 2> plan() const {
     return {{
         {dtype, Shape(x)},
-        {ScalarType::Float8_e8m0fnu, scales_shape(Shape(x).first(x.dim() - 1), ceil_div(x.size(x.dim() - 1), 32), "e8m0", scale_layout)}}};
+        {ScalarType::Float8_e8m0fnu, scales_shape(Shape(x, x.dim() - 1), ceil_div(x.size(x.dim() - 1), 32), "e8m0", scale_layout)}}};
   }
 };
 

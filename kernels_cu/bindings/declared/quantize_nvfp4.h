@@ -26,19 +26,19 @@ struct QuantizeNvfp4 {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("gsa", gsa, {ScalarType::Float},
                 "float32", ". Convert it with gsa.float()");
     check_device(&x, "x", x);
     check_device(&gsa, "gsa", x);
-    checks::gsa_tensor(gsa, count_of(Shape(x).first(x.dim() - 1)), x, "x", "gsa");
+    checks::gsa_tensor(gsa, count_of(Shape(x, x.dim() - 1)), x, "x", "gsa");
   }
   std::array<Planned, 2> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16).scales}}};
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1)), scale_layout, -1, 16)}}};
   }
 };
 

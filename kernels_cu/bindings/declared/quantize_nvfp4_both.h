@@ -27,7 +27,7 @@ struct Nvfp4BothAmax {
   const std::optional<View>& signs;
 
   void check() const {
-    check_name("rotate", rotate, {"none", "te"});
+    check_name("rotate", rotate, "none", "te");
     checks::input_tensor(x, "x", 2, "(M, K)");
     check_dtype("signs", signs, {ScalarType::Char},
                 "int8", ". Convert it with signs.char()");
@@ -63,11 +63,11 @@ struct QuantizeNvfp4Both {
   const std::optional<View>& from_gsa_t;
 
   void check() const {
-    check_name("rotate", rotate, {"none", "te"});
-    check_name("rounding", rounding, {"nearest", "stochastic"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
-    check_name("block", block, {"1x16", "16x16"});
-    check_name("select", select, {"none", "4over6_mae", "4over6_mse", "4over6_mae_fast", "4over6_mse_fast", "4over6_abs_max", "static_6", "static_4"});
+    check_name("rotate", rotate, "none", "te");
+    check_name("rounding", rounding, "nearest", "stochastic");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
+    check_name("block", block, "1x16", "16x16");
+    check_name("select", select, "none", "4over6_mae", "4over6_mse", "4over6_mae_fast", "4over6_mse_fast", "4over6_abs_max", "static_6", "static_4");
     checks::input_tensor(x, "x", 2, "(M, K)");
     check_dtype("amax", amax, {ScalarType::Float},
                 "float32", ". Convert it with amax.float()");
@@ -92,7 +92,7 @@ struct QuantizeNvfp4Both {
       checks::check_bytes(*tensor_of(random_bytes_t), "random_bytes_t", shape_t, "the transpose of x");
     }
     checks::check_together(block, rotate, select, rounding, e4m3_max);
-    if (block == "16x16" && (rotate != "none" || rounding != "nearest")) {
+    if (is(block, "16x16") && (!is(rotate, "none") || !is(rounding, "nearest"))) {
       fail_with({"rotate and rounding: expected 'none' and 'nearest' with block='16x16', got '", rotate, "' and '", rounding, "'. The transpose has the same codes"});
     }
     if (tensor_of(from_gsa_t) != nullptr) {
@@ -105,11 +105,11 @@ struct QuantizeNvfp4Both {
   }
   std::array<Planned, 6> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape().and_then(x.size(0), x.size(1)), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape().and_then(x.size(0), x.size(1)), scale_layout, -1, 16).scales},
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape().and_then(x.size(0), x.size(1)), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape().and_then(x.size(0), x.size(1)), scale_layout, -1, 16)},
         {ScalarType::Float, Shape().and_then(1)},
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape().and_then(x.size(1), x.size(0)), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape().and_then(x.size(1), x.size(0)), scale_layout, -1, 16).scales},
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape().and_then(x.size(1), x.size(0)), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape().and_then(x.size(1), x.size(0)), scale_layout, -1, 16)},
         {ScalarType::Float, Shape().and_then(1)}}};
   }
 };

@@ -31,8 +31,8 @@ struct RotatedAmax {
   std::string_view granularity;
 
   void check() const {
-    check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
-    check_name("granularity", granularity, {"tensor", "row"});
+    check_name("rotate", rotate, "none", "te", "16", "32", "64", "128", "256");
+    check_name("granularity", granularity, "tensor", "row");
     checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("signs", signs, {ScalarType::Char},
                 "int8", ". Convert it with signs.char()");
@@ -48,7 +48,7 @@ struct RotatedAmax {
   }
   std::array<Planned, 1> plan() const {
     return {{
-        {ScalarType::Float, Shape().and_then(granularity == "row" ? count_of(Shape(x).first(x.dim() - 1)) : 2048)}}};
+        {ScalarType::Float, Shape().and_then(is(granularity, "row") ? count_of(Shape(x, x.dim() - 1)) : 2048)}}};
   }
 };
 
@@ -78,13 +78,13 @@ struct QuantizeNvfp4Recipe {
   std::string_view recipe;
 
   void check() const {
-    check_name("granularity", granularity, {"tensor", "row"});
-    check_name("block", block, {"1x16", "16x16"});
-    check_name("select", select, {"none", "4over6_mae", "4over6_mse", "4over6_mae_fast", "4over6_mse_fast", "4over6_abs_max", "static_6", "static_4"});
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
-    check_name("rounding", rounding, {"nearest", "stochastic"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_name("granularity", granularity, "tensor", "row");
+    check_name("block", block, "1x16", "16x16");
+    check_name("select", select, "none", "4over6_mae", "4over6_mse", "4over6_mae_fast", "4over6_mse_fast", "4over6_abs_max", "static_6", "static_4");
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("rotate", rotate, "none", "te", "16", "32", "64", "128", "256");
+    check_name("rounding", rounding, "nearest", "stochastic");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     checks::input_tensor(x, "x", 1, "(..., N)");
     check_dtype("amax", amax, {ScalarType::Float},
                 "float32", ". Convert it with amax.float()");
@@ -104,22 +104,22 @@ struct QuantizeNvfp4Recipe {
     checks::rotated_arguments(x, rotate, tensor_of(signs), tensor_of(cos), tensor_of(sin));
     checks::check_rounding(rounding, tensor_of(rng_state), tensor_of(random_bytes), x);
     checks::check_together(block, rotate, select, rounding, e4m3_max);
-    if (select != "none" && recipe == "vllm") {
+    if (!is(select, "none") && is(recipe, "vllm")) {
       fail_with({"recipe: expected 'te' or 'te_flush' with select='", select, "', got 'vllm'. The selection has a rule of its own for a block's scale"});
     }
-    const auto rows = count_of(Shape(x).first(x.dim() - 1));
-    if (granularity == "row" && block != "1x16") {
+    const auto rows = count_of(Shape(x, x.dim() - 1));
+    if (is(granularity, "row") && !is(block, "1x16")) {
       fail_with({"block: expected '1x16' with granularity='row', got '16x16'"});
     }
-    const auto count = (granularity == "row" ? rows : 1);
-    const auto other = ((granularity == "row" || from_gsa) ? count : 2048);
+    const auto count = (is(granularity, "row") ? rows : 1);
+    const auto other = ((is(granularity, "row") || from_gsa) ? count : 2048);
     checks::amax_tensor(amax, count, other, x, "x");
   }
   std::array<Planned, 3> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(x), scale_layout, -1, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(x), scale_layout, -1, 16).scales},
-        {ScalarType::Float, Shape().and_then(granularity == "row" ? count_of(Shape(x).first(x.dim() - 1)) : 1)}}};
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(x), scale_layout, -1, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(x), scale_layout, -1, 16)},
+        {ScalarType::Float, Shape().and_then(is(granularity, "row") ? count_of(Shape(x, x.dim() - 1)) : 1)}}};
   }
 };
 

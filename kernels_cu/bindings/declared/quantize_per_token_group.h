@@ -34,9 +34,9 @@ struct QuantizePerTokenGroup {
   std::optional<double> fp8_max;
 
   void check() const {
-    check_name("scale_format", scale_format, {"float32", "ue8m0", "ue8m0_packed"});
-    check_name("scale_layout", scale_layout, {"row", "column", "column_tma"});
-    check_name("recipe", recipe, {"te", "deepgemm", "vllm"});
+    check_name("scale_format", scale_format, "float32", "ue8m0", "ue8m0_packed");
+    check_name("scale_layout", scale_layout, "row", "column", "column_tma");
+    check_name("recipe", recipe, "te", "deepgemm", "vllm");
     check_number("eps", eps, 0x1.9f623d5a8a733p-107, 0x1.fffffe0000000p+127,
                  "None for the recipe's, or a finite number of at least 1e-32", ". Below it the scale of a group of zeros would overflow");
     check_number("fp8_min", fp8_min, -0x1.c000000000000p+15, 0x0.0p+0,
@@ -57,8 +57,8 @@ struct QuantizePerTokenGroup {
   }
   std::array<Planned, 2> plan() const {
     return {{
-        {dtype, Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1))},
-        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape(x).first(x.dim() - 1), ceil_div(x.size(x.dim() - 1), group_size), scale_format, scale_layout)}}};
+        {dtype, Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1))},
+        {(is(scale_format, "ue8m0_packed") ? ScalarType::Int : ScalarType::Float), scales_shape(Shape(x, x.dim() - 1), ceil_div(x.size(x.dim() - 1), group_size), scale_format, scale_layout)}}};
   }
 };
 

@@ -30,7 +30,7 @@ struct QuantizeRaggedFp8 {
   std::string_view activation;
 
   void check() const {
-    check_name("activation", activation, {"none", "relu", "silu", "gelu", "qgelu", "srelu"});
+    check_name("activation", activation, "none", "relu", "silu", "gelu", "qgelu", "srelu");
     check_dtype("x", x, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Convert it with x.to(torch.bfloat16)");
     check_dtype("offsets", offsets, {ScalarType::Long},

@@ -33,7 +33,7 @@ struct QuantizeRaggedGradFp8 {
   ScalarType dtype;
 
   void check() const {
-    check_name("activation", activation, {"none", "relu", "silu", "gelu", "qgelu", "srelu"});
+    check_name("activation", activation, "none", "relu", "silu", "gelu", "qgelu", "srelu");
     check_dtype("grad", grad, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Convert it with grad.to(torch.bfloat16)");
     check_dtype("offsets", offsets, {ScalarType::Long},

@@ -29,7 +29,7 @@ struct QuantizeRaggedNvfp4 {
   std::string_view recipe;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
     check_dtype("x", x, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Convert it with x.to(torch.bfloat16)");
     check_dtype("offsets", offsets, {ScalarType::Long},

@@ -31,9 +31,9 @@ struct QuantizeWeightNvfp4 {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
-    check_name("block", block, {"1x16", "16x16"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
+    check_name("block", block, "1x16", "16x16");
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_number("gsa", gsa_value, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
@@ -44,8 +44,8 @@ struct QuantizeWeightNvfp4 {
   }
   std::array<Planned, 3> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(w).first(w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(w).first(w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16).scales},
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(w, w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(w, w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16)},
         {ScalarType::Float, Shape().and_then(1)}}};
   }
 };
@@ -65,9 +65,9 @@ struct QuantizeWeightNvfp4FromGsa {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
-    check_name("block", block, {"1x16", "16x16"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
+    check_name("block", block, "1x16", "16x16");
     checks::input_tensor(w, "w", 2, "(N, K), or (K, N) with dim=0");
     check_dtype("gsa", gsa, {ScalarType::Float},
                 "float32", ". Convert it with gsa.float()");
@@ -78,8 +78,8 @@ struct QuantizeWeightNvfp4FromGsa {
   }
   std::array<Planned, 2> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(w).first(w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(w).first(w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16).scales}}};
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(w, w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(w, w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16)}}};
   }
 };
 
@@ -99,9 +99,9 @@ struct QuantizeWeightNvfp4FromAmax {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
-    check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
-    check_name("block", block, {"1x16", "16x16"});
+    check_name("recipe", recipe, "te", "vllm", "te_flush");
+    check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
+    check_name("block", block, "1x16", "16x16");
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     checks::input_tensor(w, "w", 2, "(N, K), or (K, N) with dim=0");
@@ -114,8 +114,8 @@ struct QuantizeWeightNvfp4FromAmax {
   }
   std::array<Planned, 3> plan() const {
     return {{
-        {ScalarType::Float4_e2m1fn_x2, fp4_shapes(Shape(w).first(w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16).codes},
-        {ScalarType::Float8_e4m3fn, fp4_shapes(Shape(w).first(w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16).scales},
+        {ScalarType::Float4_e2m1fn_x2, codes_of_fp4(Shape(w, w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16)},
+        {ScalarType::Float8_e4m3fn, scales_of_fp4(Shape(w, w.dim() - 1).and_then(w.size(w.dim() - 1)), scale_layout, dim, 16)},
         {ScalarType::Float, Shape().and_then(amax.numel())}}};
   }
 };

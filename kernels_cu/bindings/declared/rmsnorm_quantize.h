@@ -35,7 +35,7 @@ struct RmsnormQuantizeFp8 {
   bool with_amax;
 
   void check() const {
-    check_name("granularity", granularity, {"tensor", "row"});
+    check_name("granularity", granularity, "tensor", "row");
     check_number("eps", eps, 0x0.0p+0, 0x1.fffffe0000000p+127,
                  "a finite number that is not negative", "");
     check_number("scale", scale_value, 0x1.0000080000000p-128, 0x1.fffffe0000000p+127,
@@ -63,12 +63,12 @@ struct RmsnormQuantizeFp8 {
       if (scale_value != std::nullopt) {
         fail_with({"scale: expected a tensor or a number, got both"});
       }
-      checks::scale_tensor(*tensor_of(scale), count_of(Shape(x).first(x.dim() - 1)), granularity, x, "x");
+      checks::scale_tensor(*tensor_of(scale), count_of(Shape(x, x.dim() - 1)), granularity, x, "x");
     } else {
-      if (scale_value != std::nullopt && granularity == "row") {
+      if (scale_value != std::nullopt && is(granularity, "row")) {
         fail_with({"scale: expected a tensor with granularity 'row', got a number"});
       } else {
-        if (!(given) && granularity == "tensor") {
+        if (!(given) && is(granularity, "tensor")) {
           fail_with({"granularity: expected 'row' or a given scale, got 'tensor' without a scale. To compute one scale for the whole tensor quantize the result with quantize_fp8"});
         }
       }
@@ -76,10 +76,10 @@ struct RmsnormQuantizeFp8 {
   }
   std::array<Planned, 4> plan() const {
     return {{
-        {dtype, Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1))},
-        {ScalarType::Float, (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1))},
-        {ScalarType::Float, (with_amax ? (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1)) : Shape().and_then(0))},
-        {ScalarType::Float, Shape().and_then(count_of(Shape(x).first(x.dim() - 1)))}}};
+        {dtype, Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1))},
+        {ScalarType::Float, (is(granularity, "row") ? Shape(x, x.dim() - 1).and_then(1) : Shape().and_then(1))},
+        {ScalarType::Float, (with_amax ? (is(granularity, "row") ? Shape(x, x.dim() - 1).and_then(1) : Shape().and_then(1)) : Shape().and_then(0))},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(x, x.dim() - 1)))}}};
   }
 };
 

@@ -35,9 +35,9 @@ struct RmsnormQuantizePerTokenGroup {
   std::optional<double> fp8_max;
 
   void check() const {
-    check_name("scale_format", scale_format, {"float32", "ue8m0", "ue8m0_packed"});
-    check_name("scale_layout", scale_layout, {"row", "column", "column_tma"});
-    check_name("recipe", recipe, {"te", "deepgemm", "vllm"});
+    check_name("scale_format", scale_format, "float32", "ue8m0", "ue8m0_packed");
+    check_name("scale_layout", scale_layout, "row", "column", "column_tma");
+    check_name("recipe", recipe, "te", "deepgemm", "vllm");
     check_number("eps", eps, 0x0.0p+0, 0x1.fffffe0000000p+127,
                  "a finite number that is not negative", "");
     check_number("amax_eps", amax_eps, 0x1.9f623d5a8a733p-107, 0x1.fffffe0000000p+127,
@@ -57,9 +57,9 @@ struct RmsnormQuantizePerTokenGroup {
   }
   std::array<Planned, 3> plan() const {
     return {{
-        {dtype, Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1))},
-        {(scale_format == "ue8m0_packed" ? ScalarType::Int : ScalarType::Float), scales_shape(Shape(x).first(x.dim() - 1), ceil_div(x.size(x.dim() - 1), group_size), scale_format, scale_layout)},
-        {ScalarType::Float, Shape().and_then(count_of(Shape(x).first(x.dim() - 1)))}}};
+        {dtype, Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1))},
+        {(is(scale_format, "ue8m0_packed") ? ScalarType::Int : ScalarType::Float), scales_shape(Shape(x, x.dim() - 1), ceil_div(x.size(x.dim() - 1), group_size), scale_format, scale_layout)},
+        {ScalarType::Float, Shape().and_then(count_of(Shape(x, x.dim() - 1)))}}};
   }
 };
 

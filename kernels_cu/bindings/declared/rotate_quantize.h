@@ -37,8 +37,8 @@ struct RotateQuantizeFp8 {
   bool with_amax;
 
   void check() const {
-    check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
-    check_name("granularity", granularity, {"tensor", "row"});
+    check_name("rotate", rotate, "none", "te", "16", "32", "64", "128", "256");
+    check_name("granularity", granularity, "tensor", "row");
     check_number("scale", scale_value, 0x1.0000080000000p-128, 0x1.fffffe0000000p+127,
                  "a finite number of at least 2.94e-39, whose reciprocal is finite in float32", ". Elements are multiplied by it: 448 / amax, for instance");
     check_number("scale_ub", scale_ub, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
@@ -71,12 +71,12 @@ struct RotateQuantizeFp8 {
       if (scale_value != std::nullopt) {
         fail_with({"scale: expected a tensor or a number, got both"});
       }
-      checks::scale_tensor(*tensor_of(scale), count_of(Shape(x).first(x.dim() - 1)), granularity, x, "x");
+      checks::scale_tensor(*tensor_of(scale), count_of(Shape(x, x.dim() - 1)), granularity, x, "x");
     } else {
-      if (scale_value != std::nullopt && granularity == "row") {
+      if (scale_value != std::nullopt && is(granularity, "row")) {
         fail_with({"scale: expected a tensor with granularity 'row', got a number"});
       } else {
-        if (!(given) && granularity == "tensor") {
+        if (!(given) && is(granularity, "tensor")) {
           fail_with({"granularity: expected 'row' or a given scale, got 'tensor' without a scale. To compute one scale for the whole tensor quantize the result with quantize_fp8"});
         }
       }
@@ -84,9 +84,9 @@ struct RotateQuantizeFp8 {
   }
   std::array<Planned, 3> plan() const {
     return {{
-        {dtype, Shape(x).first(x.dim() - 1).and_then(x.size(x.dim() - 1))},
-        {ScalarType::Float, (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1))},
-        {ScalarType::Float, (with_amax ? (granularity == "row" ? Shape(x).first(x.dim() - 1).and_then(1) : Shape().and_then(1)) : Shape().and_then(0))}}};
+        {dtype, Shape(x, x.dim() - 1).and_then(x.size(x.dim() - 1))},
+        {ScalarType::Float, (is(granularity, "row") ? Shape(x, x.dim() - 1).and_then(1) : Shape().and_then(1))},
+        {ScalarType::Float, (with_amax ? (is(granularity, "row") ? Shape(x, x.dim() - 1).and_then(1) : Shape().and_then(1)) : Shape().and_then(0))}}};
   }
 };
 

@@ -33,7 +33,7 @@ struct SwigluQuantizeFp8 {
   bool with_amax;
 
   void check() const {
-    check_name("granularity", granularity, {"tensor", "row"});
+    check_name("granularity", granularity, "tensor", "row");
     check_number("scale", scale_value, 0x1.0000080000000p-128, 0x1.fffffe0000000p+127,
                  "a finite number of at least 2.94e-39, whose reciprocal is finite in float32", ". Elements are multiplied by it: 448 / amax, for instance");
     check_number("scale_ub", scale_ub, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
@@ -57,12 +57,12 @@ struct SwigluQuantizeFp8 {
       if (scale_value != std::nullopt) {
         fail_with({"scale: expected a tensor or a number, got both"});
       }
-      checks::scale_tensor(*tensor_of(scale), count_of(Shape(fused).first(fused.dim() - 1)), granularity, fused, "fused");
+      checks::scale_tensor(*tensor_of(scale), count_of(Shape(fused, fused.dim() - 1)), granularity, fused, "fused");
     } else {
-      if (scale_value != std::nullopt && granularity == "row") {
+      if (scale_value != std::nullopt && is(granularity, "row")) {
         fail_with({"scale: expected a tensor with granularity 'row', got a number"});
       } else {
-        if (!(given) && granularity == "tensor") {
+        if (!(given) && is(granularity, "tensor")) {
           fail_with({"granularity: expected 'row' or a given scale, got 'tensor' without a scale. To compute one scale for the whole tensor quantize the result with quantize_fp8"});
         }
       }
@@ -70,9 +70,9 @@ struct SwigluQuantizeFp8 {
   }
   std::array<Planned, 3> plan() const {
     return {{
-        {dtype, Shape(fused).first(fused.dim() - 1).and_then(fused.size(fused.dim() - 1) / 2)},
-        {ScalarType::Float, (granularity == "row" ? Shape(fused).first(fused.dim() - 1).and_then(1) : Shape().and_then(1))},
-        {ScalarType::Float, (with_amax ? (granularity == "row" ? Shape(fused).first(fused.dim() - 1).and_then(1) : Shape().and_then(1)) : Shape().and_then(0))}}};
+        {dtype, Shape(fused, fused.dim() - 1).and_then(fused.size(fused.dim() - 1) / 2)},
+        {ScalarType::Float, (is(granularity, "row") ? Shape(fused, fused.dim() - 1).and_then(1) : Shape().and_then(1))},
+        {ScalarType::Float, (with_amax ? (is(granularity, "row") ? Shape(fused, fused.dim() - 1).and_then(1) : Shape().and_then(1)) : Shape().and_then(0))}}};
   }
 };
 
@@ -92,7 +92,7 @@ struct SwigluQuantizeFp8FromAmax {
   int64_t interleave;
 
   void check() const {
-    check_name("granularity", granularity, {"tensor", "row"});
+    check_name("granularity", granularity, "tensor", "row");
     check_number("scale_ub", scale_ub, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
     check_number("amax_eps", amax_eps, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
@@ -105,14 +105,14 @@ struct SwigluQuantizeFp8FromAmax {
     check_device(&fused, "fused", fused);
     check_device(&amax, "amax", fused);
     checks::gate_and_up(fused, interleave);
-    const auto by_row = granularity == "row";
-    const auto count = (by_row ? count_of(Shape(fused).first(fused.dim() - 1)) : 1);
+    const auto by_row = is(granularity, "row");
+    const auto count = (by_row ? count_of(Shape(fused, fused.dim() - 1)) : 1);
     checks::amax_tensor(amax, count, count, fused, "fused");
   }
   std::array<Planned, 2> plan() const {
     return {{
-        {dtype, Shape(fused).first(fused.dim() - 1).and_then(fused.size(fused.dim() - 1) / 2)},
-        {ScalarType::Float, (granularity == "row" ? Shape(fused).first(fused.dim() - 1).and_then(1) : Shape().and_then(1))}}};
+        {dtype, Shape(fused, fused.dim() - 1).and_then(fused.size(fused.dim() - 1) / 2)},
+        {ScalarType::Float, (is(granularity, "row") ? Shape(fused, fused.dim() - 1).and_then(1) : Shape().and_then(1))}}};
   }
 };
 
