@@ -232,7 +232,7 @@ int32_t current_device() {
 
 Workspace::Workspace(int64_t count, const View& like) {
   if (count <= 0) return;
-  const AtenTensorHandle tensor = empty(Shape::of(count), ScalarType::Float, like.device);
+  const AtenTensorHandle tensor = empty(Shape().and_then(count), ScalarType::Float, like.device);
   tensor_ = tensor;
   floats_ = static_cast<float*>(memory_of(tensor));
 }
