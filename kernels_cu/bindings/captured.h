@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "jitquant/driver.h"
 #include "jitquant/previous.h"
 
 // Whether a CUDA graph contains launches of this library. Such a graph keeps replaying this code
@@ -22,19 +23,9 @@ struct GraphKernels {
   decltype(&cuKernelGetName) kernel_name;
 
   GraphKernels()
-      : params(found<decltype(params)>("cuGraphKernelNodeGetParams", 12000)),
-        function_name(found<decltype(function_name)>("cuFuncGetName", 12030)),
-        kernel_name(found<decltype(kernel_name)>("cuKernelGetName", 12030)) {}
-
-  template <class F>
-  static F found(const char* name, unsigned version) {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &result);
-    if (error != cudaSuccess) cudaGetLastError();
-    return error == cudaSuccess ? reinterpret_cast<F>(function) : nullptr;
-  }
+      : params(driver_function<decltype(params)>("cuGraphKernelNodeGetParams", 12000)),
+        function_name(driver_function<decltype(function_name)>("cuFuncGetName", 12030)),
+        kernel_name(driver_function<decltype(kernel_name)>("cuKernelGetName", 12030)) {}
 
   // The mangled name of a node's kernel, or null.
   const char* name_of(cudaGraphNode_t node) const {

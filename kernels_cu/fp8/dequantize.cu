@@ -161,15 +161,9 @@ cudaError_t launch_format(const Matrix& data, const StoredScales& scales, void* 
 cudaError_t launch_dequantize(const ElementRows& data, const StoredScales& scales,
                               const Values& out, cudaStream_t stream) {
   if (data.rows.rows == 0) return cudaSuccess;
-  switch (data.format) {
-    case EightBit::kE4m3:
-      return launch_format<EightBit::kE4m3>(data.rows, scales, out.data, out.dtype, stream);
-    case EightBit::kE5m2:
-      return launch_format<EightBit::kE5m2>(data.rows, scales, out.data, out.dtype, stream);
-    case EightBit::kInt8:
-      return launch_format<EightBit::kInt8>(data.rows, scales, out.data, out.dtype, stream);
-  }
-  return cudaErrorInvalidValue;
+  return dispatch_format(data.format, [&](auto format) {
+    return launch_format<format>(data.rows, scales, out.data, out.dtype, stream);
+  });
 }
 #endif
 

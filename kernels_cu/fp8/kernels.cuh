@@ -301,20 +301,12 @@ cudaError_t launch_cast(const Source& source, const Fp8Scale& scale, int partial
     shape.block = kPieceThreads;
     if constexpr (kHasWhole<Source>) {
       if (takes_whole(source) && source.activate && out.rows.vector && to.even) {
-        const auto start = [&](auto format) {
+        return dispatch_format(out.format, [&](auto format) {
           return launch<&cast_whole_kernel<Source, format>>(
               shape, stream, source, scale, to.data, static_cast<uint32_t>(to.s2),
               static_cast<uint32_t>(blocks),
               Divisor(static_cast<uint32_t>(blocks_of(source.cols))));
-        };
-        switch (out.format) {
-          case EightBit::kE4m3:
-            return start(std::integral_constant<EightBit, EightBit::kE4m3>());
-          case EightBit::kE5m2:
-            return start(std::integral_constant<EightBit, EightBit::kE5m2>());
-          case EightBit::kInt8:
-            return start(std::integral_constant<EightBit, EightBit::kInt8>());
-        }
+        });
       }
     }
     return launch<&cast_piece_kernel<Source>>(shape, stream, source, scale, to, out.rows.vector,

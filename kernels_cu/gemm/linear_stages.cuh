@@ -8,6 +8,7 @@
 
 #if !defined(__CUDACC_RTC__)
 #include <cuda.h>
+#include "jitquant/driver.h"
 #endif
 
 namespace jitquant {
@@ -377,17 +378,9 @@ namespace {
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's function, found at run time because nothing links to the driver. Null if the driver
-// is too old.
+// Null if the driver is too old.
 EncodeTiled tensor_map_encoder() {
-  static const EncodeTiled encoder = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const bool there = succeeded(cudaGetDriverEntryPointByVersion(
-        "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
-    return there && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(found)
-                                                          : nullptr;
-  }();
+  static const EncodeTiled encoder = driver_function<EncodeTiled>("cuTensorMapEncodeTiled", 12000);
   return encoder;
 }
 

@@ -89,11 +89,7 @@ __device__ __forceinline__ float amax_of_lanes(const Eight<T>& x) {
     uint32_t most = x.words[0];
 #pragma unroll
     for (int i = 1; i < Eight<T>::kWords; ++i) most = pair_max<T, true>(most, x.words[i]);
-#pragma unroll
-    for (int offset = 8; offset > 0; offset >>= 1) {
-      most = pair_max<T, true>(most, __shfl_xor_sync(0xffffffffu, most, offset));
-    }
-    const Block<T> both = {{most}};
+    const Block<T> both = {{lanes_amax_pair<T>(most, 16)}};
     return amax_keep_nan(magnitude_of(both, 0), value_of(both, 1));
   }
 }
@@ -155,19 +151,10 @@ cudaError_t launch_few_groups(const Eights& source, uint8_t* data, float* scales
                               const GroupNumerics& numerics, cudaStream_t stream) {
   const LaunchShape shape = {(count + kFewThreads8 - 1) / kFewThreads8, kFewThreads8,
                              Start::kOverlapped};
-  const auto start = [&](auto format) {
+  return dispatch_format(numerics.format, [&](auto format) {
     return launch<&few_groups_kernel<Eights, format>>(shape, stream, source, data, scales,
                                                       static_cast<uint32_t>(count), numerics);
-  };
-  switch (numerics.format) {
-    case EightBit::kE4m3:
-      return start(std::integral_constant<EightBit, EightBit::kE4m3>());
-    case EightBit::kE5m2:
-      return start(std::integral_constant<EightBit, EightBit::kE5m2>());
-    case EightBit::kInt8:
-      return start(std::integral_constant<EightBit, EightBit::kInt8>());
-  }
-  return cudaErrorInvalidValue;
+  });
 }
 #endif
 

@@ -56,13 +56,9 @@ __device__ __forceinline__ void group_amaxes(const Block<T> (&x)[2], int lanes, 
   uint32_t pairs[2];
 #pragma unroll
   for (int k = 0; k < 2; ++k) pairs[k] = block_amax_pair(x[k]);
-  uint32_t both = pair_max<T, true>(byte_permute(pairs[0], pairs[1], 0x5410),
-                                    byte_permute(pairs[0], pairs[1], 0x7632));
-#pragma unroll
-  for (int offset = 8; offset > 0; offset >>= 1) {
-    if (offset < lanes) both = pair_max<T, true>(both, __shfl_xor_sync(0xffffffffu, both, offset));
-  }
-  const Block<T> maxima = {{both}};
+  const uint32_t both = pair_max<T, true>(byte_permute(pairs[0], pairs[1], 0x5410),
+                                          byte_permute(pairs[0], pairs[1], 0x7632));
+  const Block<T> maxima = {{lanes_amax_pair<T>(both, lanes)}};
 #pragma unroll
   for (int k = 0; k < 2; ++k) b[k] = magnitude_of(maxima, k);
 }
@@ -374,25 +370,18 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
     return launch<&group_kernel<Source, format, at_once, counted, kMxfp8>>(
         shape, stream, source, data.data, numerics, s, counts, pieces);
   };
-  const auto launch_format = [&](auto format) {
+  return dispatch_format(numerics.format, [&](auto format) {
     constexpr std::integral_constant<int, kMost> most = {};
-    if constexpr (!kMxfp8) {
-      if (counts.counts != nullptr) return launch_blocks(format, most, std::true_type());
-    }
-    if (count > kFewBlocks * sm_count()) return launch_blocks(format, most, std::false_type());
-    return launch_blocks(format, std::integral_constant<int, 1>(), std::false_type());
-  };
-  switch (numerics.format) {
-    case EightBit::kE4m3:
-      return launch_format(std::integral_constant<EightBit, EightBit::kE4m3>());
-    case EightBit::kE5m2:
-      return launch_format(std::integral_constant<EightBit, EightBit::kE5m2>());
-    case EightBit::kInt8:
+    if constexpr (kMxfp8 && format == EightBit::kInt8) {
+      return cudaErrorInvalidValue;
+    } else {
       if constexpr (!kMxfp8) {
-        return launch_format(std::integral_constant<EightBit, EightBit::kInt8>());
+        if (counts.counts != nullptr) return launch_blocks(format, most, std::true_type());
       }
-  }
-  return cudaErrorInvalidValue;
+      if (count > kFewBlocks * sm_count()) return launch_blocks(format, most, std::false_type());
+      return launch_blocks(format, std::integral_constant<int, 1>(), std::false_type());
+    }
+  });
 }
 #endif
 

@@ -1,7 +1,10 @@
 // The kernels of recipes for training and rotation:
-//   rotated_amax_kernel      amax of a tensor after a rotation, into partials
-//   rotated_row_amax_kernel  the same for each row
-//   recipe_kernel            quantizes, given the amax of the values
+//   rotated_amax_kernel       amax of a tensor after a rotation, into partials (without a rotation
+//                             that is amax_kernel)
+//   flat_rotated_amax_kernel  the same of contiguous whole blocks
+//   rotated_row_amax_kernel   the same for each row
+//   recipe_kernel             quantizes, given the amax of the values
+//   flat_recipe_kernel        the same of contiguous whole blocks
 // Each thread has a block of 16 neighbors. Blocks that share a rotation or a scale are in the same
 // warp.
 #pragma once

@@ -1,6 +1,7 @@
-// From a tensor's dtype to a C++ type, and to a source of values.
+// From a tensor's dtype to a C++ type, and to a source of values; from a format to a constant.
 #pragma once
 
+#include "jitquant/fp8.cuh"
 #include "jitquant/sources.cuh"
 
 namespace jitquant {
@@ -26,6 +27,20 @@ cudaError_t dispatch(DType dtype, F&& f) {
   }
   return cudaErrorInvalidValue;
 #endif
+}
+
+// Calls f(std::integral_constant<EightBit, format>()).
+template <class F>
+cudaError_t dispatch_format(EightBit format, F&& f) {
+  switch (format) {
+    case EightBit::kE4m3:
+      return f(std::integral_constant<EightBit, EightBit::kE4m3>());
+    case EightBit::kE5m2:
+      return f(std::integral_constant<EightBit, EightBit::kE5m2>());
+    case EightBit::kInt8:
+      return f(std::integral_constant<EightBit, EightBit::kInt8>());
+  }
+  return cudaErrorInvalidValue;
 }
 
 // Calls f(source) with the source of a norm's rows: x, or its sum with a residual.

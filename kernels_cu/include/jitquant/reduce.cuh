@@ -43,6 +43,15 @@ __device__ __forceinline__ float lanes_amax(float b, int lanes, uint32_t mask = 
   }
   return b;
 }
+// The same of both halves of a word, each a value of T with any sign.
+template <class T>
+__device__ __forceinline__ uint32_t lanes_amax_pair(uint32_t pair, int lanes) {
+#pragma unroll
+  for (int offset = 8; offset > 0; offset >>= 1) {
+    if (offset < lanes) pair = pair_max<T, true>(pair, __shfl_xor_sync(0xffffffffu, pair, offset));
+  }
+  return pair;
+}
 // The amax over every kStep-th lane.
 template <int kStep>
 __device__ __forceinline__ float spread_lanes_amax(float b) {
