@@ -271,6 +271,7 @@ def test_after_an_edit_a_captured_graph_keeps_the_old_code(tmp_path: Any) -> Non
         "#include <torch/csrc/stable/library.h>\n"
         "#include <torch/csrc/stable/tensor.h>\n"
         f'#include "{kernels}/bindings/stream.h"\n'
+        f'#include "{kernels}/bindings/text.h"\n'
         "cudaError_t launch(float* x, int n, cudaStream_t s);\n"
         "void scale(const torch::stable::Tensor& x) { jitquant::check_launch(launch("
         "static_cast<float*>(x.mutable_data_ptr()), static_cast<int>(x.numel()),"
