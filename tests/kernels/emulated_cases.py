@@ -80,6 +80,13 @@ def _amaxes() -> Iterator[Sample]:
         yield _case("amax_gsa", (*what, "strided"), (strided,))
         yield _case("quantize_fp8", (*what, "strided"), (strided, None), dtype=FP8_DTYPES[1])
         yield _case("rmsnorm_quantize_nvfp4", what, (x, weight))
+    # Contiguous, strided, and more than one step of the grid.
+    for dtype, rotate, rows in itertools.product(DTYPES, ("te", "64", "128"), (5, 300)):
+        x = _finite((rows, 256), dtype, rows)
+        for strided in (False, True):
+            given = _strided(x) if strided else x
+            what = (dtype, rotate, rows, strided)
+            yield _case("rotated_amax", what, (given,), rotate=rotate)
 
 
 def _nvfp4() -> Iterator[Sample]:
@@ -415,9 +422,14 @@ def _anywhere() -> Iterator[Sample]:
         weight = _finite((cols + 1,), (dtype, torch.float32)[offset % 2], 5)[1:]
         how |= {"granularity": granularity}
         yield _case("rmsnorm_quantize_nvfp4", what, (y, weight), **how)
+        f, elements = FP8_DTYPES[offset % 2], GROUP_DTYPES[(cols + offset) % 3]
+        how = {"granularity": "row", "dtype": elements}
+        yield _case("quantize_fp8", what, (x, None), **how)
+        yield _case("rmsnorm_quantize_fp8", what, (y, weight, None), **how)
+        args = (y, weight, 128)
+        yield _case("rmsnorm_quantize_per_token_group", what, args, dtype=FP8_DTYPES[0])
         fused = _finite((rows, 2 * cols + 31), dtype, offset)[:, offset : offset + 2 * cols]
         how = {"exact": False, "interleave": 0 if cols % 16 else 8}
-        f, elements = FP8_DTYPES[offset % 2], GROUP_DTYPES[(cols + offset) % 3]
         yield _case("swiglu_quantize_fp8", what, (fused, None), dtype=f, **how)
         args = (fused, 16, None)
         yield _case("swiglu_quantize_per_token_group", what, args, dtype=elements, **how)
