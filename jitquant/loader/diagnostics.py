@@ -185,15 +185,17 @@ def hints(text: str, returncode: int, command: Sequence[str] = ()) -> list[str]:
 
 def compile_error(
     name: str,
-    *,
-    label: str,
-    command: Sequence[str],
+    failed: tuple[Sequence[str], str],
     returncode: int,
     text: str,
     root: Path,
-    log_path: Path | None,
+    log_path: Path | None = None,
 ) -> CompileError:
-    """The error for a command that failed, with excerpts of the sources it complains of."""
+    """The error for a command that failed, with excerpts of the sources it complains of.
+
+    ``failed`` is the command and its label, ``root`` as for :func:`parse`.
+    """
+    command, label = failed
     diagnostics = parse(text, root)
     errors = [d for d in diagnostics if d.is_error]
     how = f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

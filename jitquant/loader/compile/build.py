@@ -183,15 +183,8 @@ def build(
         kernels += used
         if item.returncode != 0:
             _raise_if_disk_is_full(text, staging)
-            raise compile_error(
-                plan.name,
-                label=item.command.label,
-                command=item.command.argv,
-                returncode=item.returncode,
-                text=text,
-                root=staging,
-                log_path=write_log(f"$ {shlex.join(item.command.argv)}\n{text}"),
-            )
+            log = write_log(f"$ {shlex.join(item.command.argv)}\n{text}")
+            raise compile_error(plan.name, item.command, item.returncode, text, staging, log)
         if text := text.strip():
             said.append((item.command.label, text))
     for label, text in said:
@@ -213,15 +206,8 @@ def build(
     except CompileError as error:
         _raise_if_disk_is_full(str(error), staging)
         log = write_log(str(error))  # with the commands
-        raise compile_error(
-            plan.name,
-            label="linking",
-            command=error.command,
-            returncode=1,
-            text=str(error),
-            root=staging,
-            log_path=log,
-        ) from None
+        linker = (error.command, "linking")
+        raise compile_error(plan.name, linker, 1, str(error), staging, log) from None
     read += [
         includes.Unit(unit.source, read_by(unit, staging, plan.roots), path)
         for unit, path in zip(own, paths.result(), strict=True)

@@ -145,14 +145,9 @@ class _Unit:
             return compile_cubin(self.text, self.source, self.options, expressions)
         except NvrtcFailure as failure:
             text, code = failure.args
+            command = ["nvrtc", *self.options, self.source]
             error = compile_error(
-                self.wanted.name,
-                label="NVRTC",
-                command=["nvrtc", *self.options, self.source],
-                returncode=code,
-                text=text,
-                root=Path(self.source).parent,
-                log_path=None,
+                self.wanted.name, (command, "NVRTC"), code, text, Path(self.source).parent
             )
             error.args = (f"{error.args[0]}\n{_HINT}",)
             raise error from None

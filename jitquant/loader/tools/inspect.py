@@ -163,15 +163,9 @@ def ptx(plan: Plan) -> list[Code]:
                     check=False,
                 )
                 if done.returncode != 0:
-                    raise compile_error(
-                        plan.name,
-                        label=unit.command.label,
-                        command=argv,
-                        returncode=done.returncode,
-                        text=done.stdout + done.stderr,
-                        root=place,
-                        log_path=None,
-                    )
+                    failed = (argv, unit.command.label)
+                    said = done.stdout + done.stderr
+                    raise compile_error(plan.name, failed, done.returncode, said, place)
                 text = (place / "out.ptx").read_text(errors="replace")
                 found += _read_ptx(text, name)
     return found

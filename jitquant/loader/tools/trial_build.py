@@ -127,13 +127,5 @@ def _compile_and_link(plan: Plan, torch: TorchInstall, directory: Path) -> Path:
         )
         for item in finished:
             if item.returncode != 0:
-                raise compile_error(
-                    "a trial",
-                    label=item.command.label,
-                    command=item.command.argv,
-                    returncode=item.returncode,
-                    text=item.text,
-                    root=directory,
-                    log_path=None,
-                )
+                raise compile_error("a trial", item.command, item.returncode, item.text, directory)
     return library
