@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,6 @@ from ..machine.scratch import scratch
 from ..machine.symbols import demangle
 from ..machine.toolchain import wheel_roots
 from ..request.plan import Plan, Request, Wanted
-from ..request.sources import CUDA_SUFFIXES
 
 if TYPE_CHECKING:
     from ..core import Loader
@@ -33,8 +32,7 @@ _LABEL = re.compile(r"^[.$\w]+:$")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"')
 _LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)\b")
 _ENTRY = re.compile(r"^\s*(?:\.\w+\s+)*\.entry\s+(\w+)")
-_NOT_FOR_PTX = ("-gencode", "--threads", "--resource-usage", "-c", "-MD")
-_WITH_A_VALUE = ("-o", "-MF", "--threads")
+_NOT_FOR_PTX = ("-gencode", "--resource-usage")
 
 
 @dataclass(frozen=True)
@@ -145,14 +143,13 @@ def ptx(plan: Plan) -> list[Code]:
     found: list[Code] = []
     with scratch("ptx") as place:
         for unit in make_units(plan, plan.name, place):
-            if not unit.source.lower().endswith(CUDA_SUFFIXES):
+            if not unit.is_cuda:
                 continue
+            options = [flag for flag in unit.options if not flag.startswith(_NOT_FOR_PTX)]
             for arch in plan.archs.archs:
                 name = arch.partition("+")[0]
-                argv = [
-                    *_without(unit.direct.argv),
-                    *("-ptx", f"-arch=compute_{name}", "-o", "out.ptx"),
-                ]
+                output = ("-ptx", f"-arch=compute_{name}", "-o", "out.ptx")
+                argv = [*unit.compiler, unit.source, *options, *output]
                 done = subprocess.run(
                     argv,
                     cwd=place,
@@ -217,18 +214,6 @@ def _run(argv: list[str], directory: Path) -> str:
         said = (done.stderr or done.stdout).strip()
         raise LoaderError(f"{argv[0]} failed: {said or f'exit code {done.returncode}'}")
     return done.stdout
-
-
-def _without(argv: Iterable[str]) -> list[str]:
-    """A compile command without its output path and architectures."""
-    kept: list[str] = []
-    items = iter(argv)
-    for item in items:
-        if item in _WITH_A_VALUE:
-            next(items)
-        elif not item.startswith("-gencode") and item not in _NOT_FOR_PTX:
-            kept.append(item)
-    return kept
 
 
 def _read_sass(text: str, arch: str) -> list[Code]:
