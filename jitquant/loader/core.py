@@ -30,7 +30,15 @@ from .request.sources import FileHasher, Watched, as_strings, check_name, kernel
 from .request.text import Source
 from .settings import check_settings, setting
 from .store.cache import Cache, bundle_paths, default_root
-from .store.match import Build, ChangedError, digests_now, match_entry, take
+from .store.match import (
+    MOST_ATTEMPTS,
+    Build,
+    ChangedError,
+    changes_too_fast,
+    digests_now,
+    match_entry,
+    take,
+)
 from .store.texts import source_files
 from .watch.inotify import Watcher
 from .watch.live import reloads, up_to_date_check, warn_of_old_graphs
@@ -41,7 +49,6 @@ if TYPE_CHECKING:
     from .nvrtc.build import DeviceLoader
     from .nvrtc.device_module import DeviceModule
 
-_MOST_ATTEMPTS = 5
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -224,15 +231,18 @@ class Loader:
         request = self._request(name, sources, include_dirs, cuda_flags, (), archs)
         with self._guard_current():
             if self._devices is None:
-                self._devices = DeviceLoader(
-                    self.look_up,
-                    self.reloads,
-                    partial(
-                        self.check_may_build,
-                        why="backend='nvrtc' compiles in every process; backend='nvcc' does not",
-                    ),
-                )
-        return self._devices.get(request, frozen=self._frozen, capturing=self._capturing())
+                self._devices = DeviceLoader(self.look_up, self.reloads, self._check_may_compile)
+        return self._devices.get(request, frozen=self._frozen)
+
+    def _check_may_compile(self, wanted: Wanted) -> None:
+        """:meth:`check_may_build` for ``backend="nvrtc"``."""
+        if self._capturing():
+            raise CaptureError(
+                f"module {wanted.name!r} would have to be compiled, and a CUDA graph is being "
+                "captured. Ask for it, and for its kernels, before the capture."
+            )
+        why = "backend='nvrtc' compiles in every process; backend='nvcc' does not"
+        self.check_may_build(wanted, why=why)
 
     def _request(
         self,
@@ -276,7 +286,7 @@ class Loader:
             record = self._records.get(key)
             if record is not None and record.changed() is None:
                 return record.module
-            for _ in range(_MOST_ATTEMPTS):
+            for _ in range(MOST_ATTEMPTS):
                 # First the variables, then what depends on them: a change in between is seen.
                 before = {
                     cuda: Variables.now(archs=cuda and request.archs is None, cuda=cuda)
@@ -298,7 +308,7 @@ class Loader:
 
                     note_use(request, wanted.archs.archs)
                 return loaded.module
-            raise _changes_too_fast(request)
+            raise changes_too_fast(request.name)
 
     def ensure(
         self, request: Request, *, on_tick: Callable[[Sequence[str]], None] = lambda _: None
@@ -312,11 +322,11 @@ class Loader:
             LoaderError, ValueError, TypeError, FileNotFoundError: as
                 :func:`jitquant.loader.get_cuda_module`.
         """
-        for _ in range(_MOST_ATTEMPTS):
+        for _ in range(MOST_ATTEMPTS):
             plan = self.plan_of(request)
             with contextlib.suppress(ChangedError):
                 return self.find(plan) or self._build(plan, on_tick)
-        raise _changes_too_fast(request)
+        raise changes_too_fast(request.name)
 
     @contextlib.contextmanager
     def _offering_last_good(self, key: object) -> Iterator[None]:
@@ -686,11 +696,3 @@ def _caller() -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _changes_too_fast(request: Request) -> LoaderError:
-    return LoaderError(
-        f"module {request.name!r}: its sources change faster than they compile; the last "
-        f"{_MOST_ATTEMPTS} builds were out of date when they were done. Save less often, "
-        "or look for a program that writes to them."
-    )

@@ -180,6 +180,11 @@ def hints(text: str, returncode: int, command: Sequence[str] = ()) -> list[str]:
             "The parts of the CUDA toolkit are of different versions: nvcc, nvvm and crt must be "
             "of one minor version."
         )
+    if command[:1] == ["nvrtc"]:
+        found.append(
+            "NVRTC compiles device code alone: put launchers, and the headers that only they need, "
+            "in #ifndef __CUDACC_RTC__ ... #endif."
+        )
     return found
 
 

@@ -290,6 +290,22 @@ def test_bad_requests(source: Path, tmp_path: Path, loader: Loader) -> None:
         capturing.get_device_module("scale", [source])
 
 
+def test_what_is_compiled_is_there_in_a_capture(source: Path, tmp_path: Path) -> None:
+    capturing = [False]
+    loader = new_loader(tmp_path / "cache", capturing=lambda: capturing[0])
+    module = loader.get_device_module("scale", [source])
+    capturing[0] = True
+    assert loader.get_device_module("scale", [source]) is module
+    with pytest.raises(CaptureError):
+        module.kernel("mine::scale_kernel<float, 3>")
+    capturing[0] = False
+    loader.freeze()
+    with pytest.raises(FrozenError, match="compiles in every process"):
+        module.kernel("mine::scale_kernel<float, 3>")
+    loader.freeze(build=True)
+    assert module.kernel("mine::scale_kernel<float, 3>").parameters
+
+
 def test_no_build(source: Path, loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITQUANT_NO_BUILD", "1")
     with pytest.raises(NoBuildError, match="backend='nvrtc' compiles in every process"):

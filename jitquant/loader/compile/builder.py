@@ -23,7 +23,7 @@ from ..request.sources import CUDA_SUFFIXES, FileHasher
 from ..settings import setting, unknown_settings
 from ..store.cache import Cache, Published
 from ..store.changes import what_changed
-from ..store.match import Build, ChangedError, digests_now, match_entry, take
+from ..store.match import MOST_ATTEMPTS, Build, ChangedError, digests_now, match_entry, take
 from ..store.prune import trim
 from ..units import parse_size, show_size
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_LOCK_SECONDS = 600.0
 _DEFAULT_SIZE = "4GiB"
-_MOST_ATTEMPTS = 5
 
 
 class Builder:
@@ -134,7 +133,7 @@ class Builder:
         extension = _extension_of(plan, cache, hasher)
         self._announce(plan, cache, reporter)
         changed: str | None = None
-        for attempt in range(_MOST_ATTEMPTS):
+        for attempt in range(MOST_ATTEMPTS):
             work = staging / str(attempt)
             work.mkdir(mode=0o700)
             moment, before = wait_for_next_tick(work), listings(plan.roots)
@@ -155,7 +154,7 @@ class Builder:
                     warn=reporter.warn,
                 )
             except CompileError as error:
-                if not error.out_of_memory or jobs == 1 or attempt == _MOST_ATTEMPTS - 1:
+                if not error.out_of_memory or jobs == 1 or attempt == MOST_ATTEMPTS - 1:
                     raise
                 self._set_jobs(1)
                 reporter.say(
@@ -186,7 +185,7 @@ class Builder:
             )
         else:
             raise LoaderError(
-                f"module {plan.name!r}: {changed} changed during each of {_MOST_ATTEMPTS} builds. "
+                f"module {plan.name!r}: {changed} changed during each of {MOST_ATTEMPTS} builds. "
                 "Find the program that writes to it. If a flag makes a compiler write it, leave "
                 "that flag out."
             )

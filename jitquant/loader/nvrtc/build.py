@@ -5,27 +5,19 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 
-from ..diagnostics import compile_error
-from ..errors import CaptureError, FrozenError, LoaderError
 from ..request.key import digest_of
 from ..request.plan import Request, Wanted
 from ..request.scan import may_be_read
 from ..request.sources import CUDA_SUFFIXES
-from .compiler import Cubin, NvrtcFailure, compile_cubin
+from ..store.match import MOST_ATTEMPTS, changes_too_fast
+from .compiler import Cubin, compile_cubin
 from .device_module import DeviceModule
 
 #: A directory in the words of flags, however NVRTC takes it: "-I", "-I=", "--include-path=", apart.
 _DIRECTORY = re.compile(r"\0\s*(?:-I|--include-path(?=[=\0]))[=\s\0]*([^\0]+)")
 _FILE_FLAGS = ("--pre-include", "-include", "--use-pch")
-_MOST_ATTEMPTS = 5
-_HINT = (
-    "NVRTC compiles device code alone: put launchers, and the headers that only they need, in "
-    "#ifndef __CUDACC_RTC__ ... #endif."
-)
 
 
 class DeviceLoader:
@@ -36,23 +28,23 @@ class DeviceLoader:
     Args:
         look_up: the files and architectures of a request.
         reloads: whether edits of these files are detected.
-        check_may_build: raises if nothing may be compiled.
+        check_may_compile: raises if nothing may be compiled now.
     """
 
     def __init__(
         self,
         look_up: Callable[[Request], Wanted],
         reloads: Callable[[Wanted], bool],
-        check_may_build: Callable[[Wanted], None],
+        check_may_compile: Callable[[Wanted], None],
     ) -> None:
         self._look_up = look_up
         self._reloads = reloads
-        self._check_may_build = check_may_build
+        self._check_may_compile = check_may_compile
         self._guard = threading.RLock()
         self._modules: dict[str, DeviceModule] = {}
         self._latest: dict[Request, tuple[DeviceModule, bool]] = {}
 
-    def get(self, request: Request, *, frozen: bool, capturing: bool) -> DeviceModule:
+    def get(self, request: Request, *, frozen: bool) -> DeviceModule:
         """The module of ``request``, compiled from its current files.
 
         Raises:
@@ -63,17 +55,11 @@ class DeviceLoader:
             latest, reloads = self._latest.get(request, (None, True))
             if latest is not None and (frozen or not reloads):
                 return latest
-            if frozen or capturing:
-                raise (FrozenError if frozen else CaptureError)(
-                    f"module {request.name!r} is not loaded for backend='nvrtc', and "
-                    f"{'jitquant.freeze() was called' if frozen else 'a graph is being captured'}."
-                )
             unit = _Unit(request, self._look_up(request))
             if unit.key not in self._modules:
                 unit, cubin = self._compile(request)
-                compile_one = partial(self._compile, request)
                 self._modules[unit.key] = DeviceModule(
-                    request.name, unit.arch, unit.key, cubin, lambda name: compile_one(name)[1]
+                    request.name, unit.arch, unit.key, cubin, lambda n: self._compile(request, n)[1]
                 )
             module = self._modules[unit.key]
             self._latest[request] = module, self._reloads(unit.wanted)
@@ -82,13 +68,15 @@ class DeviceLoader:
     def _compile(self, request: Request, *expressions: str) -> tuple[_Unit, Cubin]:
         with self._guard:
             unit = _Unit(request, self._look_up(request))
-            self._check_may_build(unit.wanted)
-            for _ in range(_MOST_ATTEMPTS):
-                cubin = unit.compile(expressions)
+            self._check_may_compile(unit.wanted)
+            for _ in range(MOST_ATTEMPTS):
+                cubin = compile_cubin(
+                    request.name, unit.source, unit.text, unit.options, expressions
+                )
                 before, unit = unit, _Unit(request, self._look_up(request))
                 if unit.key == before.key:
                     return unit, cubin
-        raise LoaderError(f"module {request.name!r}: its sources change faster than they compile.")
+        raise changes_too_fast(request.name)
 
 
 class _Unit:
@@ -134,20 +122,3 @@ class _Unit:
         self.text = texts[self.source]
         digests = {path: hashlib.sha256(text).hexdigest() for path, text in texts.items()}
         self.key = digest_of([request.name, self.options, digests])
-
-    def compile(self, expressions: Sequence[str]) -> Cubin:
-        """Compile it.
-
-        Raises:
-            CompileError, NvrtcNotFoundError: as their names say.
-        """
-        try:
-            return compile_cubin(self.text, self.source, self.options, expressions)
-        except NvrtcFailure as failure:
-            text, code = failure.args
-            command = ["nvrtc", *self.options, self.source]
-            error = compile_error(
-                self.wanted.name, (command, "NVRTC"), code, text, Path(self.source).parent
-            )
-            error.args = (f"{error.args[0]}\n{_HINT}",)
-            raise error from None

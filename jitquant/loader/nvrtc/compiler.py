@@ -9,8 +9,10 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..diagnostics import compile_error
 from ..errors import LoaderError, NvrtcNotFoundError, extra
 from ..machine.symbols import demangle
 
@@ -38,10 +40,6 @@ _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,\[]*(?:\[(\d+)\])?")
 
 
-class NvrtcFailure(Exception):  # noqa: N818
-    """The source does not compile: NVRTC's output, and its result."""
-
-
 class Parameter(NamedTuple):
     """A kernel's parameter as PTX has it: ``"f32"``, ``"u64"`` (a pointer too), ``"b8"`` bytes."""
 
@@ -65,16 +63,16 @@ class Cubin:
 
 
 def compile_cubin(
-    text: bytes, name: str, options: Sequence[str], expressions: Sequence[str]
+    module: str, source: str, text: bytes, options: Sequence[str], expressions: Sequence[str]
 ) -> Cubin:
-    """Compile ``text``, which messages call ``name``; ``expressions`` name instances of templates.
+    """Compile ``text``, that of ``source``; ``expressions`` name instances of templates.
 
     Raises:
         NvrtcNotFoundError: the library or NVIDIA's bindings of it are not installed.
-        NvrtcFailure: it does not compile.
+        CompileError: it does not compile.
     """
     nvrtc = _bindings()
-    file, names = os.fsencode(name), [header.encode() for header in _STANDARD]
+    file, names = os.fsencode(source), [header.encode() for header in _STANDARD]
     headers = [text.encode() for text in _STANDARD.values()]
     program = _checked(nvrtc.nvrtcCreateProgram(text, file, len(names), headers, names))
     try:
@@ -84,7 +82,9 @@ def compile_cubin(
         (code,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
         if int(code) != 0:
             log = _bytes(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0\n")
-            raise NvrtcFailure(log or code.name, int(code))
+            command = ["nvrtc", *options, source]
+            failed = (command, "NVRTC")
+            raise compile_error(module, failed, int(code), log or code.name, Path(source).parent)
         found = parameters_of(_bytes(nvrtc, program, "PTX").decode(errors="replace"))
         symbols = {plain: symbol for symbol in found if (plain := plain_name(symbol)) is not None}
         for expression in expressions:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from ..errors import LoaderError
 from ..request.includes import look_at, visible_now
 from ..request.key import digest_of
 from ..request.plan import Wanted, python_abi
@@ -14,9 +15,21 @@ from ..request.sources import FileHasher, Signature, Watched, is_own
 from .cache import Cache, Entry
 from .hold import Hold
 
+#: How often a build begins anew because its files have changed.
+MOST_ATTEMPTS = 5
+
 
 class ChangedError(Exception):
     """A source changed while it was being compiled."""
+
+
+def changes_too_fast(name: str) -> LoaderError:
+    """The error for the last of these attempts."""
+    return LoaderError(
+        f"module {name!r}: its sources change faster than they compile; the last "
+        f"{MOST_ATTEMPTS} builds were out of date when they were done. Save less often, "
+        "or look for a program that writes to them."
+    )
 
 
 class Build(NamedTuple):
