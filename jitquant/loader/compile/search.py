@@ -6,13 +6,12 @@ import itertools
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ..machine.processes import ask
 from ..request.includes import TOOLS, IncludePath
 
-_SECONDS = 60.0
 _LISTED = re.compile(
     r'^#include "\.\.\." search starts here:\n(.*?)^#include <\.\.\.> search starts here:\n(.*?)'
     r"^End of search list",
@@ -98,21 +97,3 @@ def files_in(directories: Sequence[str], names: Iterable[str]) -> Iterator[str]:
 
 def _lines(text: str) -> tuple[str, ...]:
     return tuple(line.strip().removesuffix(" (framework directory)") for line in text.splitlines())
-
-
-def ask(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> str:
-    """A compiler's output; empty if it cannot be started."""
-    try:
-        done = subprocess.run(
-            argv,
-            env=env,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.decode(errors="surrogateescape")

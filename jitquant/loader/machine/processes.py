@@ -16,6 +16,7 @@ from ..settings import setting
 from .watchdog import Watchdog
 
 _POLL_SECONDS = 0.01
+_ANSWER_SECONDS = 60.0
 _BYTES_PER_JOB = 1 << 30
 #: Starts a command once it is told to, which the end of this process never does.
 _HELD = 'read -r go && exec "$@" </dev/null'
@@ -167,3 +168,21 @@ def kill_group(pid: int) -> None:
     """Kill the process group led by ``pid``."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def ask(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> str:
+    """The output of a short command, of both streams; empty if it cannot be run."""
+    try:
+        done = subprocess.run(
+            argv,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_ANSWER_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode(errors="surrogateescape")

@@ -18,15 +18,15 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import HostCompilerNotFoundError, NvccNotFoundError, extra
+from .processes import ask
 from .trust import read_trusted, write_trusted
 
-_PROBE_SECONDS = 60.0
 #: What runs nvcc and the host compiler.
 LAUNCHER = "JITQUANT_NVCC_LAUNCHER"
 #: What changes the answer of a compiler, and is not part of the question.
@@ -163,26 +163,13 @@ def script_in(program: str) -> str:
     return ""
 
 
-def _ask(command: Iterable[str], **kwargs: Any) -> str:
-    """stdout and stderr of a short command in the C locale; ``""`` if it cannot be run.
+def _ask(argv: Sequence[str]) -> str:
+    """The output of a compiler in the C locale, without variables that change from build to build.
 
-    Answers are cached, so they must not depend on variables that change from build to build.
+    Because answers are cached.
     """
-    env = {k: v for k, v in os.environ.items() if k not in _ADDS_TO_COMMANDS} | {"LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            list(command),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            timeout=_PROBE_SECONDS,
-            check=False,
-            **kwargs,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return bytes(done.stdout).decode(errors="replace")
+    env = {k: v for k, v in os.environ.items() if k not in _ADDS_TO_COMMANDS}
+    return ask(argv, env | {"LC_ALL": "C"})
 
 
 def wheel_roots() -> list[str]:
