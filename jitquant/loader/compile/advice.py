@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import subprocess
 from collections.abc import Sequence
+
+from ..machine.symbols import demangle
 
 _LIBRARY = re.compile(r"TORCH_LIBRARY(?:_FRAGMENT)?\s*\(\s*(\w+)\s*,")
 _DEFINITION = re.compile(r"\.def\(\s*((?:\"(?:[^\"\\\n]|\\.)*\"\s*)+)[,)]")
@@ -33,23 +33,13 @@ def advice(said: str, sources: Sequence[str]) -> str:
     missing = re.search(r"undefined symbol: (\S+)", said)
     if missing:
         return (
-            f"{_readable(missing.group(1))} is declared and used, but no source of this module "
+            f"{demangle(missing.group(1))} is declared and used, but no source of this module "
             "defines it. Name the file that does in sources, or its library in cxx_flags (-l...)."
         )
     wrong = [line for text in texts for line in _wrong_schemas(text)]
     if wrong:
         return "An operator's schema is not valid:\n" + "\n".join(wrong)
     return ""
-
-
-def _readable(symbol: str) -> str:
-    """``symbol`` demangled, if c++filt is available."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            ["c++filt", symbol], capture_output=True, text=True, timeout=10, check=True
-        )
-        return done.stdout.strip() or symbol
-    return symbol
 
 
 def _read(path: str) -> str:
