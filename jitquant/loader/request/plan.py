@@ -395,13 +395,7 @@ def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) 
     if launcher:
         inputs["launcher"] = [os.path.basename(launcher[0]), *launcher[1:], script_in(launcher[0])]
     return Plan(
-        request=wanted.request,
-        sources=wanted.sources,
-        include_dirs=wanted.include_dirs,
-        archs=wanted.archs,
-        roots=roots,
-        inputs=inputs,
-        watch=wanted.watch,
+        **{**vars(wanted), "roots": roots, "inputs": inputs},
         nvcc=nvcc,
         host=host,
         launcher=launcher,
