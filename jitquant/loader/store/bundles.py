@@ -29,7 +29,7 @@ from ..request.key import SCHEMA
 from ..request.plan import Wanted
 from ..request.sources import FileHasher, Watched
 from .cache import BUNDLES, Entry
-from .changes import plain
+from .changes import LABELS, plain
 from .hold import Hold, hold
 from .match import Build, match_entry
 
@@ -41,18 +41,11 @@ _FILE = re.compile(r"\w+\.so")
 
 _STABLE = ">= " + ".".join(map(str, OLDEST_TORCH))
 
-_LABELS = {
-    "torch": "torch",
-    "machine": "the machine",
-    "cpu": "the processor, for which it was built",
-    "cxx11_abi": "the C++ ABI",
-    "cuda_flags": "cuda_flags",
-    "cxx_flags": "cxx_flags",
-    "debug": "JITQUANT_DEBUG",
-    "include_dirs": "include_dirs",
-    "layout": "directories that are others too",
-    "binding_generator": "the generator of bindings",
-}
+#: What has to be equal, apart from what is compared on its own.
+_EQUAL = (
+    *("torch", "machine", "cpu", "cxx11_abi", "cuda_flags", "cxx_flags", "debug"),
+    *("include_dirs", "layout", "binding_generator"),
+)
 
 
 @dataclass(frozen=True)
@@ -139,7 +132,8 @@ def fits(wanted: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
     reasons: list[str] = []
     had: dict[str, Any] = entry.inputs
     here = wanted.inputs
-    for key, label in _LABELS.items():
+    for key in _EQUAL:
+        label = LABELS[key]
         if key == "torch" and entry.stable_abi:
             if torch_release(here[key]) < OLDEST_TORCH:
                 reasons.append(f"{label}: built for {_STABLE}, here {here[key]}")

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..report import shorten
 
-_LABELS = {
+#: What messages call the parts of a key.
+LABELS = {
     "archs": "architectures",
     "nvcc": "nvcc",
     "launcher": "launcher of compilers",
@@ -24,7 +25,7 @@ _LABELS = {
     "include_dirs": "include_dirs",
     "layout": "directories that are others too",
     "installed": "directories that are of an installation",
-    "machine": "machine",
+    "machine": "the machine",
     "cpu": "processor, which a flag with =native asks for",
     "cxx11_abi": "C++ ABI",
     "binding_generator": "generator of bindings",
@@ -70,7 +71,7 @@ def changes_since(
     ]
     found += [
         Change(label, "", plain(before.get(key)), plain(inputs.get(key)))
-        for key, label in _LABELS.items()
+        for key, label in LABELS.items()
         if before.get(key) != inputs.get(key)
     ]
     return found
