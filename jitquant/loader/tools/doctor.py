@@ -14,9 +14,9 @@ import re
 import shutil
 import stat
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -48,6 +48,8 @@ _WHEELS = (
     "nvidia-cuda-nvrtc",
 )
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
+#: The state, the text and the fix of a finding.
+_Said = tuple[str, str] | tuple[str, str, str]
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "fuse", "9p", "afs", "beegfs", "ceph")
 _LITTLE_SPACE = 1 << 30
 
@@ -83,9 +85,11 @@ def examine(loader: Loader) -> Diagnosis:
     started = time.monotonic()
     findings: list[Finding] = []
 
-    def look(check: str, about: Callable[[], Iterator[Finding]]) -> None:
+    def look(check: str, about: Callable[[], Iterator[_Said]]) -> None:
         try:
-            findings.extend(about())
+            findings.extend(Finding(check, *said) for said in about())
+        except LoaderError as error:
+            findings.append(Finding(check, ERROR, *_split(str(error))))
         except Exception as error:  # the other findings are wanted then most of all
             text = f"could not be read ({type(error).__name__}: {error})"
             findings.append(Finding(check, WARNING, text, "See whether the trial build works."))
@@ -94,101 +98,85 @@ def examine(loader: Loader) -> Diagnosis:
     loader.memo.attach(None if cache.distrust() else cache.memo_directory)
     candidates = list(examine_nvccs(loader.memo))
     nvcc = next((c.nvcc for c in candidates if c.nvcc is not None), None)
-    about_host = _about_host(loader)
+    look("host compiler", partial(_about_host, loader))
     # What the compilers answered is known from here on, and not asked twice.
-    trial: list[TrialBuild | Exception] = []
-    thread = threading.Thread(target=_try, args=(loader, trial))
-    thread.start()
+    trial = ThreadPoolExecutor(1).submit(try_build, loader.plan_of)
+    look("torch", _about_torch)
     torch: TorchInstall | None = None
-    try:
+    with contextlib.suppress(LoaderError):
         torch = torch_install()
-    except LoaderError as error:
-        findings.append(Finding("torch", ERROR, *_split(str(error))))
-    else:
-        look("torch", partial(_about_torch, torch))
     driver = read_driver()
+    look("driver", partial(_about_driver, driver))
     look("gpu", partial(_about_gpus, driver, torch))
     look("nvcc", partial(_about_nvcc, candidates, driver, torch))
     look("wheels", partial(_about_wheels, torch, wheel_versions()))
     look("architectures", partial(_about_archs, loader, nvcc))
-    findings.append(about_host)
     look("ninja", _about_ninja)
     look("settings", _about_settings)
     look("jobs", _about_memory)
     look("cache", partial(_about_cache, loader))
     look("bundles", _about_bundles)
     look("locks", partial(_about_locks, loader))
-    thread.join()
-    findings.append(_about_trial(trial[0]))
+    look("trial build", partial(_about_trial, trial))
     works = not any(finding.state == ERROR for finding in findings)
     return Diagnosis(works, time.monotonic() - started, findings)
 
 
-def _try(loader: Loader, outcome: list[TrialBuild | Exception]) -> None:
-    try:
-        outcome.append(try_build(loader.plan_of))
-    except Exception as error:  # any error is a finding
-        outcome.append(error)
+def _about_host(loader: Loader) -> Iterator[_Said]:
+    host = find_host_compiler(loader.memo)
+    yield OK, f"{' '.join(host.command)}: {host.version}"
 
 
-def _about_host(loader: Loader) -> Finding:
-    try:
-        host = find_host_compiler(loader.memo)
-    except LoaderError as error:
-        return Finding("host compiler", ERROR, *_split(str(error)))
-    return Finding("host compiler", OK, f"{' '.join(host.command)}: {host.version}")
-
-
-def _about_torch(torch: TorchInstall) -> Iterator[Finding]:
+def _about_torch() -> Iterator[_Said]:
+    torch = torch_install()
     build = f"built for CUDA {torch.cuda}" if torch.cuda else "a CPU build"
     text = f"{torch.version}, {build}, in {torch.directory}"
     if torch_release(torch.version) < OLDEST_TORCH:
-        yield Finding(
-            "torch", ERROR, f"{text}: older than 2.11", "Run `pip install --upgrade torch`."
-        )
+        yield (ERROR, f"{text}: older than 2.11", "Run `pip install --upgrade torch`.")
     else:
-        yield Finding("torch", OK, f"{text}; Python {platform.python_version()}")
+        yield OK, f"{text}; Python {platform.python_version()}"
     if importlib.util.find_spec("setuptools") is None:
-        yield Finding(
-            "torch",
+        yield (
             ERROR,
             "setuptools is not installed, which torch.utils.cpp_extension imports",
             "Run `pip install setuptools`.",
         )
 
 
-def _about_gpus(driver: Driver | None, torch: TorchInstall | None) -> Iterator[Finding]:
+def _about_driver(driver: Driver | None) -> Iterator[_Said]:
     if driver is None:
-        yield Finding("driver", NOTE, "no NVIDIA driver: kernels can be compiled, not run")
+        yield NOTE, "no NVIDIA driver: kernels can be compiled, not run"
+    else:
+        yield OK, f"{driver.version}, supports CUDA up to {driver.cuda}"
+
+
+def _about_gpus(driver: Driver | None, torch: TorchInstall | None) -> Iterator[_Said]:
+    if driver is None:
         return
-    yield Finding("driver", OK, f"{driver.version}, supports CUDA up to {driver.cuda}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     for gpu in driver.gpus:
         number = gpu.capability
         text = f"{gpu.name}, sm_{number}, {gpu.memory / (1 << 30):.0f} GiB"
         if number in KNOWN:
-            yield Finding("gpu", OK, text)
+            yield OK, text
         else:
-            yield Finding(
-                "gpu",
+            yield (
                 WARNING,
                 f"{text}: not an architecture that is compiled for",
                 "Hide it with CUDA_VISIBLE_DEVICES if there are others.",
             )
     if visible is not None:
-        yield Finding("gpu", NOTE, f"CUDA_VISIBLE_DEVICES={visible!r} chooses among them")
+        yield NOTE, f"CUDA_VISIBLE_DEVICES={visible!r} chooses among them"
     if torch is None or not driver.gpus:
         return
     if torch.cuda is None:
-        yield Finding(
-            "gpu",
+        yield (
             WARNING,
             f"torch {torch.version} is a build for CPUs and does not see these GPUs",
             "Install a CUDA build of torch (https://pytorch.org/get-started).",
         )
     elif _major(torch.cuda) > _major(driver.cuda):
-        yield Finding(
-            "gpu",
+        yield (
             WARNING,
             f"torch is built for CUDA {torch.cuda}, the driver supports CUDA up to {driver.cuda}",
             "Update the driver, or install a torch built for an older CUDA.",
@@ -197,7 +185,7 @@ def _about_gpus(driver: Driver | None, torch: TorchInstall | None) -> Iterator[F
 
 def _about_nvcc(
     candidates: list[Candidate], driver: Driver | None, torch: TorchInstall | None
-) -> Iterator[Finding]:
+) -> Iterator[_Said]:
     chosen: Nvcc | None = None
     for candidate in candidates:
         found = candidate.nvcc
@@ -206,30 +194,27 @@ def _about_nvcc(
             fix = "Reinstall or remove it." if candidate.exists else ""
             if "=" in candidate.origin:
                 fix = f"Unset {candidate.origin.partition('=')[0]}, or set it to a CUDA toolkit."
-            yield Finding("nvcc", state, f"{candidate.origin}: {candidate.why_not}", fix)
+            yield state, f"{candidate.origin}: {candidate.why_not}", fix
         elif chosen is None:
             chosen = found
             used = f"{found.version}, {found.path}: used, the first that works ({found.origin})"
-            yield Finding("nvcc", OK, used)
+            yield OK, used
             if "ptxas" in found.version:
-                yield Finding(
-                    "nvcc",
+                yield (
                     WARNING,
                     f"its parts are of different versions: {found.version}",
                     f"Install nvcc, nvvm and crt of one minor version, as does {extra('nvcc')}.",
                 )
         elif os.path.realpath(found.path) != os.path.realpath(chosen.path):
-            yield Finding("nvcc", NOTE, f"{found.version}, {found.path} ({found.origin}): not used")
+            yield NOTE, f"{found.version}, {found.path} ({found.origin}): not used"
     if chosen is None:
-        yield Finding(
-            "nvcc",
+        yield (
             ERROR,
             "no CUDA compiler: a .cu cannot be built",
             f"Install {extra('nvcc')}, or set CUDA_HOME to a CUDA toolkit.",
         )
     elif driver is not None and _major(chosen.version) > _major(driver.cuda):
-        yield Finding(
-            "nvcc",
+        yield (
             WARNING,
             f"nvcc {chosen.version} generates code that this driver may not load: it supports CUDA "
             f"up to {driver.cuda}",
@@ -238,15 +223,14 @@ def _about_nvcc(
 
     made_for = torch.cuda if torch is not None else None
     if chosen is not None and made_for and _major(chosen.version) != _major(made_for):
-        yield Finding(
-            "nvcc",
+        yield (
             NOTE,
             f"nvcc is from CUDA {chosen.version}, torch from {made_for}: torch's own load() needs "
             "the same; a .cu without torch headers does not",
         )
 
 
-def _about_wheels(torch: TorchInstall | None, versions: Mapping[str, str]) -> Iterator[Finding]:
+def _about_wheels(torch: TorchInstall | None, versions: Mapping[str, str]) -> Iterator[_Said]:
     """Whether the CUDA wheels from PyPI are from one release, the one that torch is built for."""
     if not versions:
         return
@@ -258,13 +242,13 @@ def _about_wheels(torch: TorchInstall | None, versions: Mapping[str, str]) -> It
     wanted = made_for or next(iter(versions.values())).rpartition(".")[0]
     fix = f"Run `pip install 'cuda-toolkit[cccl,crt,cudart,nvcc,nvvm]=={wanted}.*'`."
     if len(releases) > 1:
-        yield Finding("wheels", WARNING, f"parts of different CUDA releases: {listed}", fix)
+        yield WARNING, f"parts of different CUDA releases: {listed}", fix
     elif made_for and releases != {made_for}:
         text = f"torch is built for CUDA {made_for}, and here are {listed}"
-        yield Finding("wheels", WARNING, text, fix)
+        yield WARNING, text, fix
     else:
         fits = f", which torch is built for, too ({made_for})" if made_for else ""
-        yield Finding("wheels", OK, f"parts of one CUDA release{fits}: {listed}")
+        yield OK, f"parts of one CUDA release{fits}: {listed}"
 
 
 def wheel_versions() -> dict[str, str]:
@@ -276,28 +260,17 @@ def wheel_versions() -> dict[str, str]:
     return found
 
 
-def _about_archs(loader: Loader, nvcc: Nvcc | None) -> Iterator[Finding]:
-    try:
-        choice = loader.choose(None)
-    except (LoaderError, ValueError) as error:
-        yield Finding("architectures", ERROR, *_split(str(error)))
-        return
+def _about_archs(loader: Loader, nvcc: Nvcc | None) -> Iterator[_Said]:
+    choice = loader.choose(None)
     names = ", ".join(f"sm_{arch}" for arch in choice.archs)
-    yield Finding("architectures", OK, f"{names} ({choice.origin})")
+    yield OK, f"{names} ({choice.origin})"
     if choice.skipped:
-        yield Finding(
-            "architectures",
-            NOTE,
-            f"TORCH_CUDA_ARCH_LIST also lists {', '.join(choice.skipped)}: skipped",
-        )
+        yield NOTE, f"TORCH_CUDA_ARCH_LIST also lists {', '.join(choice.skipped)}: skipped"
     if nvcc is not None:
-        try:
-            check_known(choice, nvcc)
-        except LoaderError as error:
-            yield Finding("architectures", ERROR, *_split(str(error)))
+        check_known(choice, nvcc)
 
 
-def _about_ninja() -> Iterator[Finding]:
+def _about_ninja() -> Iterator[_Said]:
     path, origin = find_ninja()
     version = ""
     if path is not None:
@@ -306,58 +279,52 @@ def _about_ninja() -> Iterator[Finding]:
                 [path, "--version"], capture_output=True, text=True, timeout=30, check=True
             ).stdout.strip()
     if version:
-        yield Finding("ninja", OK, f"{version}, {path} ({origin})")
+        yield OK, f"{version}, {path} ({origin})"
     else:
         text = "not found" if path is None else f"{path} does not run"
-        yield Finding("ninja", ERROR, f"ninja: {text}", "Run `pip install ninja`.")
+        yield ERROR, f"ninja: {text}", "Run `pip install ninja`."
 
 
-def _about_memory() -> Iterator[Finding]:
+def _about_memory() -> Iterator[_Said]:
     jobs, memory = default_jobs(), available_bytes()
     said = f"{jobs} compilers at once"
     if memory:
         said += f"; {memory / (1 << 30):.1f} GiB of memory are free"
     if memory and memory < 1 << 30:
-        yield Finding(
-            "jobs",
+        yield (
             WARNING,
             f"{said}, and nvcc may need one GiB",
             "End other programs, or give the container more memory.",
         )
     else:
-        yield Finding("jobs", OK, said)
+        yield OK, said
 
 
-def _about_settings() -> Iterator[Finding]:
+def _about_settings() -> Iterator[_Said]:
     for name, meant in unknown_settings().items():
-        yield Finding("settings", NOTE, f"{name}={os.environ[name]!r} is not a setting", meant)
+        yield NOTE, f"{name}={os.environ[name]!r} is not a setting", meant
     for name, allowed in SETTINGS.items():
         value = os.environ.get(name, "")
         if value and not re.fullmatch(allowed.pattern, value):
             fix = f"Give {allowed.accepted}, or unset it."
-            yield Finding("settings", ERROR, f"{name}={value!r} is not understood", fix)
+            yield ERROR, f"{name}={value!r} is not understood", fix
         elif value:
-            yield Finding("settings", OK, f"{name}={value!r}")
+            yield OK, f"{name}={value!r}"
 
 
-def _about_cache(loader: Loader) -> Iterator[Finding]:
+def _about_cache(loader: Loader) -> Iterator[_Said]:
     cache = loader.chosen_cache()
     root = cache.root
     if why := cache.distrust():
         text, fix = _split(why)
-        yield Finding(
-            "cache",
+        yield (
             WARNING,
             f"{text} Nothing is loaded from it, and every process builds for itself, in a "
             "temporary directory",
             fix,
         )
         return
-    try:
-        exists = cache.check()
-    except LoaderError as error:
-        yield Finding("cache", ERROR, *_split(str(error)))
-        return
+    exists = cache.check()
     place = root
     while not place.exists():
         place = place.parent
@@ -370,41 +337,36 @@ def _about_cache(loader: Loader) -> Iterator[Finding]:
             owner = pwd.getpwuid(status.st_uid).pw_name
         except KeyError:
             owner = f"uid {status.st_uid}"
-        yield Finding(
-            "cache",
+        yield (
             OK,
             f"{root}, of {owner}, mode {stat.S_IMODE(status.st_mode):04o}, on {filesystem}: "
             f"{len(builds)} builds, {size:.1f} MiB",
         )
     else:
-        yield Finding("cache", OK, f"{root}, on {filesystem}: the first build creates it")
+        yield OK, f"{root}, on {filesystem}: the first build creates it"
     if not os.access(place, os.W_OK | os.X_OK):
-        yield Finding(
-            "cache",
+        yield (
             WARNING,
             f"{place} cannot be written to: every process builds for itself, in a temporary "
             "directory",
             "Set JITQUANT_CACHE_DIR to a directory of your own.",
         )
     elif exists and not has_locks(root):
-        yield Finding(
-            "cache",
+        yield (
             WARNING,
             f"{filesystem} has no locks: two processes may build the same thing, and pruning "
             "removes nothing",
             "Set JITQUANT_CACHE_DIR to a local file system.",
         )
     if network:
-        yield Finding(
-            "cache",
+        yield (
             NOTE,
             f"{filesystem} is reached over the network: hits take longer",
             "Set JITQUANT_CACHE_DIR to a local file system.",
         )
     free = shutil.disk_usage(place).free
     if free < _LITTLE_SPACE:
-        yield Finding(
-            "cache",
+        yield (
             WARNING,
             f"{free / (1 << 20):.0f} MiB are free there",
             "Free some: `jitquant cache prune --max-size 500M`.",
@@ -427,35 +389,34 @@ def filesystem_of(path: Path, mounts: str = "/proc/self/mounts") -> tuple[str, b
     return kind, kind.startswith(_NETWORK)
 
 
-def _about_bundles() -> Iterator[Finding]:
+def _about_bundles() -> Iterator[_Said]:
     for path in bundle_paths():
         try:
             bundle = open_bundle(path)
         except LoaderError as error:
-            yield Finding("bundles", WARNING, *_split(str(error)))
+            yield WARNING, *_split(str(error))
         else:
             names = ", ".join(sorted({build.name for build in bundle.builds}))
-            yield Finding("bundles", OK, f"{path}: {names or 'empty'}")
+            yield OK, f"{path}: {names or 'empty'}"
     if os.environ.get(BUNDLES) and not bundle_paths():
-        yield Finding("bundles", NOTE, f"{BUNDLES} lists no directory")
+        yield NOTE, f"{BUNDLES} lists no directory"
 
 
-def _about_locks(loader: Loader) -> Iterator[Finding]:
+def _about_locks(loader: Loader) -> Iterator[_Said]:
     """Who is building in the cache now. Kernel locks end with their process."""
     for owner in loader.cache().builders():
-        yield Finding("locks", NOTE, f"{owner} is building in the cache; the same build waits")
+        yield NOTE, f"{owner} is building in the cache; the same build waits"
 
 
-def _about_trial(outcome: TrialBuild | Exception) -> Finding:
-    error = outcome.error if isinstance(outcome, TrialBuild) else outcome
+def _about_trial(trial: Future[TrialBuild]) -> Iterator[_Said]:
+    error = trial.exception() or trial.result().error
     if error is None:
-        assert isinstance(outcome, TrialBuild)
         text = "a kernel and its binding were compiled, linked, loaded and called in "
-        return Finding("trial build", OK, f"{text}{outcome.seconds:.1f} s")
-    fix = "See the findings above."
-    if isinstance(error, CompileError):
-        fix = "Mend what the compiler says."
-    return Finding("trial build", ERROR, str(error), fix)
+        yield OK, f"{text}{trial.result().seconds:.1f} s"
+    elif isinstance(error, CompileError):
+        yield ERROR, str(error), "Fix what the compiler says."
+    else:
+        yield ERROR, str(error), "See the findings above."
 
 
 def _split(message: str) -> tuple[str, str]:
