@@ -24,7 +24,7 @@ from .errors import (
 from .machine.archs import ArchChoice, choose_archs, visible_archs
 from .machine.toolchain import Memo, preload_runtime
 from .module import CudaModule, is_loaded, load_module
-from .report import Reporter
+from .report import Reporter, outside
 from .request.plan import Plan, Request, Wanted, look_up, make_plan
 from .request.sources import FileHasher, Watched, as_strings, check_name, kernel_names
 from .request.text import Source
@@ -402,7 +402,8 @@ class Loader:
             f"{why or 'neither a bundle nor the cache has it'}."
         )
         if frozen:
-            text += f" Asked for at {_caller()}."
+            caller = sys._getframe(outside() - 1)
+            text += f" Asked for at {caller.f_code.co_filename}:{caller.f_lineno}."
         text += f" To build it: {command_of(wanted.request, wanted.archs.archs)}"
         refused = self.search_bundles(wanted)[1]
         raise (FrozenError if frozen else NoBuildError)("\n  - ".join([text, *refused]))
@@ -688,11 +689,3 @@ class Loader:
     def unfreeze(self) -> None:
         """See :func:`jitquant.loader.unfreeze`."""
         self._frozen = False
-
-
-def _caller() -> str:
-    """The file and line of the caller outside of this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
