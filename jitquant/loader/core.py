@@ -372,10 +372,8 @@ class Loader:
             return record.module
         from .store.changes import what_changed
 
-        made_from = {"inputs": record.entry.inputs, "headers": record.entry.headers}
-        why = what_changed(
-            made_from, plan.inputs, digests_now(plan, self.hasher, record.entry.headers)
-        )
+        now = digests_now(plan, self.hasher, record.entry.headers)
+        why = what_changed(record.entry.record, plan.inputs, now)
         raise CaptureError(
             f"module {request.name!r} is out of date ({why}) and a CUDA graph is being captured: "
             f"compiling must not happen within a capture. {way_out}"

@@ -98,6 +98,11 @@ class Entry:
         """File name of the shared library."""
         return f"{self.extension}.so"
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """What is remembered of the last build of a module."""
+        return {"inputs": self.inputs, "headers": self.headers, "info": self.info}
+
     def to_json(self) -> str:
         """The text of ``entry.json``."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)
@@ -428,8 +433,7 @@ class Cache:
     def remember_last(self, entry: Entry) -> None:
         """Store the inputs of a module's newest build, to report later what changed."""
         path = self.base / "last" / f"{entry.name}.json"
-        record = {"inputs": entry.inputs, "headers": entry.headers, "info": entry.info}
-        write_trusted(path, json.dumps(record).encode())
+        write_trusted(path, json.dumps(entry.record).encode())
 
     def last(self, name: str) -> dict[str, Any] | None:
         """The inputs of a module's newest build, if they are known."""

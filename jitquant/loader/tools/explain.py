@@ -75,13 +75,13 @@ def explain(loader: Loader, request: Request) -> Explanation:
 
     build, refused = loader.search_bundles(wanted)
     if build is not None:
-        last = _last_build({"info": build.entry.info, "inputs": build.entry.inputs})
+        last = _last_build(build.entry.record)
         return explanation("bundle", directory=build.library.parent, last=last)
     plan = loader.plan(wanted)
     build = loader.find(plan)
     if build is not None:
         build.hold.release()
-        last = _last_build({"info": build.entry.info, "inputs": build.entry.inputs})
+        last = _last_build(build.entry.record)
         return explanation("hit", key=plan.level1, directory=build.library.parent, last=last)
     record = loader.cache().last(request.name)
     shadowed = any(
