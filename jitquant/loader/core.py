@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -99,8 +99,7 @@ class Loader:
         self._cache_dir = None if cache_dir is None else Path(os.path.abspath(cache_dir))
         self._kernels_dir = None if kernels_dir is None else Path(os.path.abspath(kernels_dir))
         self._capturing = capturing
-        self._native = native
-        self._native_archs: tuple[str, ...] | None = None
+        self._native = functools.cache(native)
         self.lock_timeout = lock_timeout
         self.temporary = temporary
         self._reload = reload
@@ -447,12 +446,7 @@ class Loader:
 
     def choose(self, explicit: str | Sequence[str] | None) -> ArchChoice:
         """The architectures for ``archs=explicit``."""
-        return choose_archs(explicit, env=os.environ.get, native=self._native_once)
-
-    def _native_once(self) -> tuple[str, ...]:
-        if self._native_archs is None:
-            self._native_archs = self._native()
-        return self._native_archs
+        return choose_archs(explicit, env=os.environ.get, native=self._native)
 
     def look_up(self, request: Request) -> Wanted:
         """The files and architectures of a request.
@@ -667,14 +661,18 @@ class Loader:
             requests = read_manifest(Path(manifest), as_built=False)
         elif not names:
             names = tuple(ours)
-        wanted = {name: partial(self.get_request, request) for name, request in requests.items()}
+        wanted = {
+            name: functools.partial(self.get_request, request) for name, request in requests.items()
+        }
         for name in names:
             request = request_to_warm(name, self._named, ours)
             if name not in parts or request != Request(name, (f"{name}.cu",)):
-                wanted[name] = partial(self.get_request, request)
+                wanted[name] = functools.partial(self.get_request, request)
                 continue
             for part, flags in parts[name]:
-                wanted[f"{name}_{part}"] = partial(self._get_part_alone, name, part, flags)
+                wanted[f"{name}_{part}"] = functools.partial(
+                    self._get_part_alone, name, part, flags
+                )
         return warm(wanted, devices)
 
     def _get_part_alone(self, name: str, part: str, flags: tuple[str, ...]) -> CudaModule:
