@@ -224,9 +224,9 @@ class Candidate(NamedTuple):
     why_not: str = ""
 
 
-def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[Candidate]:
+def examine_nvccs(memo: Memo, env: Mapping[str, str] = os.environ) -> Iterator[Candidate]:
     """All places where nvcc may be, in order of preference: the first that works is used."""
-    for path, origin in _candidates(os.environ if env is None else env):
+    for path, origin in _candidates(env):
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
@@ -251,7 +251,7 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
         yield Candidate(path, origin, True, nvcc)
 
 
-def find_nvcc(memo: Memo, env: Mapping[str, str] | None = None) -> tuple[Nvcc, tuple[str, ...]]:
+def find_nvcc(memo: Memo, env: Mapping[str, str] = os.environ) -> tuple[Nvcc, tuple[str, ...]]:
     """The nvcc to use, and notes about settings that do not lead to one.
 
     Order: ``CUDA_HOME``, ``CUDA_PATH``, the PyPI wheel, ``PATH``, ``/usr/local/cuda``.
@@ -329,29 +329,28 @@ def _existing(*paths: str) -> list[str]:
     return list(seen)
 
 
-def find_launcher(env: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def find_launcher() -> tuple[str, ...]:
     """The command of ``JITQUANT_NVCC_LAUNCHER``, such as sccache or ccache; or ``()``.
 
     Raises:
         ValueError: it is not a program on PATH.
     """
-    env = os.environ if env is None else env
-    words = shlex.split(env.get(LAUNCHER, ""))
+    given = os.environ.get(LAUNCHER, "")
+    words = shlex.split(given)
     if not words:
         return ()
-    program = shutil.which(words[0], path=env.get("PATH"))
+    program = shutil.which(words[0])
     if program is None:
-        raise ValueError(f"{LAUNCHER}={env[LAUNCHER]!r}: {words[0]!r} is not a program on PATH.")
+        raise ValueError(f"{LAUNCHER}={given!r}: {words[0]!r} is not a program on PATH.")
     return (program, *words[1:])
 
 
-def find_host_compiler(memo: Memo, env: Mapping[str, str] | None = None) -> HostCompiler:
+def find_host_compiler(memo: Memo, env: Mapping[str, str] = os.environ) -> HostCompiler:
     """``CXX`` if set, else ``g++`` (nvcc's default), else ``c++``.
 
     Raises:
         HostCompilerNotFoundError: none of them exists, or it does not run.
     """
-    env = os.environ if env is None else env
     chosen = env.get("CXX", "").strip()
     for text in [chosen] if chosen else ["g++", "c++"]:
         command = shlex.split(text)

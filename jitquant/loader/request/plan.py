@@ -370,17 +370,16 @@ def _this_cpu() -> str:
     return platform.node()
 
 
-def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) -> Plan:
+def make_plan(wanted: Wanted, memo: Memo) -> Plan:
     """Find the compilers for a request. Compiles nothing.
 
     Raises:
         NvccNotFoundError, HostCompilerNotFoundError, UnsupportedArchError: as their names say.
         CompileError: a JITQUANT_EXPORT that cannot be used.
     """
-    env = os.environ if env is None else env
-    host = find_host_compiler(memo, env)
-    nvcc, notes = find_nvcc(memo, env) if wanted.has_cuda else (None, ())
-    launcher = find_launcher(env)
+    host = find_host_compiler(memo)
+    nvcc, notes = find_nvcc(memo) if wanted.has_cuda else (None, ())
+    launcher = find_launcher()
     if nvcc is not None:
         check_known(wanted.archs, nvcc)
     roots = Roots({**wanted.roots.labels, **_installations(torch_install(), nvcc)})
@@ -390,7 +389,7 @@ def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) 
         "nvcc": _described(nvcc) if nvcc else None,
         "cudart": nvcc.cudart_name if nvcc else None,
         "host_compiler": [host.version, list(host.command[1:]), *host.scripts],
-        "environment": {k: env[k] for k in _COMPILER_VARIABLES if env.get(k)},
+        "environment": {k: os.environ[k] for k in _COMPILER_VARIABLES if os.environ.get(k)},
     }
     if launcher:
         inputs["launcher"] = [os.path.basename(launcher[0]), *launcher[1:], script_in(launcher[0])]

@@ -54,7 +54,7 @@ class Code:
     lines: list[CodeLine] = field(repr=False)
 
 
-def find_tool(name: str, env: Mapping[str, str] | None = None) -> str:
+def find_tool(name: str, env: Mapping[str, str] = os.environ) -> str:
     """The path of ``cuobjdump`` or ``nvdisasm``; a newer one reads the code of older compilers.
 
     Order: ``CUDA_HOME``, ``CUDA_PATH``, the PyPI wheels, ``PATH``, ``/usr/local/cuda``, triton.
@@ -62,7 +62,6 @@ def find_tool(name: str, env: Mapping[str, str] | None = None) -> str:
     Raises:
         ToolNotFoundError: none of these has it.
     """
-    env = os.environ if env is None else env
     for path in _places(name, env):
         if os.path.isfile(path) and os.access(path, os.X_OK):
             return path
