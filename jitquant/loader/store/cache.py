@@ -321,29 +321,28 @@ class Cache:
         for name in names:
             directory = group / name
             try:
-                if why := doubt(os.stat(directory), self._group):
-                    self.set_aside(directory, f"it {why}")
-                    continue
-                entry = self._read_entry(directory / "entry.json")
-                if entry.schema != SCHEMA or entry.level1 != level1:
-                    raise ValueError("it describes another build")
-                if entry.level2[:32] != name:
-                    raise ValueError("it does not hash to its own name")
+                entry = self._read_entry(directory, level1)
             except FileNotFoundError:
                 self.set_aside(directory, "its description is missing")
-                continue
             except (*_MISPLACED, ValueError) as error:
                 self.set_aside(directory, f"its description cannot be used ({error})")
-                continue
             except OSError as error:
                 raise self.unreadable(directory / "entry.json", error) from error
-            yield directory, entry
+            else:
+                yield directory, entry
 
-    def _read_entry(self, path: Path) -> Entry:
-        with open(path, "rb") as stream:
+    def _read_entry(self, directory: Path, level1: str) -> Entry:
+        if why := doubt(os.stat(directory), self._group):
+            raise ValueError(f"the directory {why}")
+        with open(directory / "entry.json", "rb") as stream:
             if why := doubt(os.fstat(stream.fileno()), self._group):
                 raise ValueError(f"it {why}")
-            return Entry.from_json(stream.read())
+            entry = Entry.from_json(stream.read())
+        if entry.schema != SCHEMA or entry.level1 != level1:
+            raise ValueError("it describes another build")
+        if entry.level2[:32] != directory.name:
+            raise ValueError("it does not hash to its own name")
+        return entry
 
     def open_library(self, directory: Path, entry: Entry) -> Hold | None:
         """The library of an entry, held, if it still has the digest that it was published with.
@@ -552,17 +551,10 @@ class Cache:
                 on_wait(_describe_owner(owner), time.monotonic() - started)
             except OSError as error:
                 raise self.explain_os_error(error) from error
+        me = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
         try:
             with contextlib.suppress(OSError):
-                owner.write_text(
-                    json.dumps(
-                        {
-                            "pid": os.getpid(),
-                            "host": socket.gethostname(),
-                            "started": time.time(),
-                        }
-                    )
-                )
+                owner.write_text(json.dumps(me))
             yield True
         finally:
             with contextlib.suppress(OSError):
