@@ -83,10 +83,7 @@ def link_and_try(
     stub.write_text(_STUB)
     library = staging / f"{extension}.so"
     outcome = _in_child(
-        lambda: _link_and_load(extension, staging, stub, compiler, objects, flags),
-        staging / "trial.log",
-        library,
-        on_tick,
+        lambda: _link_and_load(extension, staging, stub, compiler, objects, flags), library, on_tick
     )
     return _read_outcome(outcome, staging, library, sources)
 
@@ -97,15 +94,8 @@ def try_load(library: Path, held: Hold, scratch: Path, sources: Sequence[str]) -
     Raises:
         LoaderError: it cannot; the text says why.
     """
-    log = scratch / f"trial-{os.urandom(4).hex()}.log"
-    try:
-        outcome = _in_child(
-            lambda: load_once(held.path), log, library, lambda: None, keep=held.descriptor
-        )
-        _read_outcome(outcome, scratch, library, sources)
-    finally:
-        with contextlib.suppress(OSError):
-            log.unlink()
+    outcome = _in_child(lambda: load_once(held.path), library, lambda: None, keep=held.descriptor)
+    _read_outcome(outcome, scratch, library, sources)
 
 
 def init_symbols_of(library: str) -> list[str]:
@@ -120,8 +110,8 @@ def init_symbols_of(library: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Outcome:
-    result: dict[str, Any] | None
-    status: int
+    result: dict[str, Any]
+    code: int
     output: str
     timed_out: bool
 
@@ -131,10 +121,9 @@ def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequ
         outcome = _in_new_process(library, staging)
     result = outcome.result
     # torch 2.11 only prints what goes wrong in a registration, and leaves the operator out.
-    unregistered = result is not None and "Exception in aoti_torch" in outcome.output
-    if result is not None and "ops" in result and not unregistered:
+    if "ops" in result and "Exception in aoti_torch" not in outcome.output:
         return Trial(list(result["ops"]), list(result["init"]))
-    if result is not None and result.get("stage") == "link":
+    if result.get("stage") == "link":
         said = str(result["error"])
         raise CompileError(said, command=_failed_command(said))
     if outcome.timed_out:
@@ -143,11 +132,8 @@ def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequ
             f"or a registration was still running after {_HANG_SECONDS:.0f} s. Look there for an "
             "endless loop or a deadlock."
         )
-    if result is not None and "error" in result:
-        said = str(result["error"])
-    else:
-        said = _last_words(outcome.output)
-    how = "" if result is not None else f" ({_describe_status(outcome.status)})"
+    said = str(result["error"]) if "error" in result else _last_words(outcome.output)
+    how = "" if result else f" ({_describe_exit(outcome.code)})"
     hint = advice(f"{how} {said}", sources)
     raise LoaderError(
         f"the library {library.stem!r} was built but does not load{how}:\n{said}"
@@ -164,11 +150,10 @@ def _failed_command(said: str) -> list[str]:
         return []
 
 
-def _describe_status(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        with contextlib.suppress(ValueError):
-            return f"the process that tried it got {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"the process that tried it ended with status {os.waitstatus_to_exitcode(status)}"
+def _describe_exit(code: int) -> str:
+    with contextlib.suppress(ValueError):
+        return f"the process that tried it got {signal.Signals(-code).name}"
+    return f"the process that tried it ended with status {code}"
 
 
 def _last_words(output: str) -> str:
@@ -179,15 +164,16 @@ def _last_words(output: str) -> str:
 
 def _in_child(
     work: Callable[[], dict[str, Any]],
-    log: Path,
     library: Path,
     on_tick: Callable[[], None],
     keep: int = -1,
 ) -> _Outcome:
     """Run ``work`` in a forked child that can neither hang nor terminate this process."""
+    # In memory: on a full disk the message that says so would be lost.
+    log = os.memfd_create("trial")
+    reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        reader, writer = os.pipe()
         pid = os.fork()
     if pid == 0:
         _child(work, log, writer, keep)
@@ -224,20 +210,19 @@ def _in_child(
                 os.waitpid(pid, 0)
         with open(reader, "rb") as pipe:
             os.set_blocking(pipe.fileno(), False)
-            raw = pipe.read() or b""
-    result = None
+            raw = pipe.read() or b"{}"
+        with open(log, "rb") as stream:
+            stream.seek(0)
+            output = stream.read().decode(errors="replace")
+    result = {}
     with contextlib.suppress(ValueError):
         result = json.loads(raw)
-    try:
-        output = log.read_text(errors="replace")
-    except OSError:
-        output = ""
-    return _Outcome(result, status, output, timed_out)
+    return _Outcome(result, os.waitstatus_to_exitcode(status), output, timed_out)
 
 
 def _in_new_process(library: Path, scratch: Path) -> _Outcome:
     """Load a library that hung in a forked child where no lock of another thread was held."""
-    result = None
+    result = {}
     with tempfile.TemporaryDirectory(dir=scratch) as name, open(f"{name}/log", "w+b") as log:
         answer = f"{name}/answer"
         argv = [sys.executable, "-c", _LOAD, str(library), answer, str(_HANG_SECONDS), *sys.path]
@@ -255,11 +240,10 @@ def _in_new_process(library: Path, scratch: Path) -> _Outcome:
             result = json.load(stream)
         log.seek(0)
         said = log.read().decode(errors="replace")
-    status = -code if code < 0 else code << 8
-    return _Outcome(result, status, said, code in (-signal.SIGALRM, -signal.SIGKILL))
+    return _Outcome(result, code, said, code in (-signal.SIGALRM, -signal.SIGKILL))
 
 
-def _child(work: Callable[[], dict[str, Any]], log: Path, writer: int, keep: int) -> NoReturn:
+def _child(work: Callable[[], dict[str, Any]], log: int, writer: int, keep: int) -> NoReturn:
     code = 1
     try:
         os.setpgid(0, 0)
@@ -270,11 +254,10 @@ def _child(work: Callable[[], dict[str, Any]], log: Path, writer: int, keep: int
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         empty = os.open(os.devnull, os.O_RDONLY)
         os.dup2(empty, 0)
-        os.dup2(target, 1)
-        os.dup2(target, 2)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
         # Not least the build lock: a child must not go on holding it when its parent dies.
         for name in os.listdir("/proc/self/fd"):
             if int(name) > 2 and int(name) not in (writer, keep):
