@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ class LastBuild:
     steps: list[tuple[str, float]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
     """What requesting a module would do now.
 
@@ -41,14 +42,14 @@ class Explanation:
 
     name: str
     state: str
-    reason: str
-    changes: list[Change]
+    reason: str = ""
+    changes: list[Change] = field(default_factory=list)
     sources: list[str]
     archs: list[str]
     archs_from: str
-    key: str
-    directory: Path | None
-    last: LastBuild | None
+    key: str = ""
+    directory: Path | None = None
+    last: LastBuild | None = None
     refused: list[str]
 
 
@@ -60,29 +61,24 @@ def explain(loader: Loader, request: Request) -> Explanation:
             :func:`jitquant.loader.get_cuda_module`, if detected before compiling.
     """
     wanted = loader.look_up(request)
-
-    def explanation(state: str, **more: Any) -> Explanation:
-        given = {"reason": "", "changes": [], "key": "", "directory": None, "last": None, **more}
-        return Explanation(
-            name=request.name,
-            state=state,
-            sources=list(wanted.sources),
-            archs=list(wanted.archs.archs),
-            archs_from=wanted.archs.origin,
-            refused=refused,
-            **given,
-        )
-
     build, refused = loader.search_bundles(wanted)
+    explanation = partial(
+        Explanation,
+        name=request.name,
+        sources=list(wanted.sources),
+        archs=list(wanted.archs.archs),
+        archs_from=wanted.archs.origin,
+        refused=refused,
+    )
     if build is not None:
         last = _last_build(build.entry.record)
-        return explanation("bundle", directory=build.library.parent, last=last)
+        return explanation(state="bundle", directory=build.library.parent, last=last)
     plan = loader.plan(wanted)
     build = loader.find(plan)
     if build is not None:
         build.hold.release()
         last = _last_build(build.entry.record)
-        return explanation("hit", key=plan.level1, directory=build.library.parent, last=last)
+        return explanation(state="hit", key=plan.level1, directory=build.library.parent, last=last)
     record = loader.cache().last(request.name)
     shadowed = any(
         match_entry(plan, loader.hasher, entry) == "search path"
@@ -90,7 +86,7 @@ def explain(loader: Loader, request: Request) -> Explanation:
     )
     now = digests_now(plan, loader.hasher, (record or {}).get("headers", {}))
     return explanation(
-        "miss",
+        state="miss",
         reason=(
             "an included name is now found in another directory first"
             if shadowed
