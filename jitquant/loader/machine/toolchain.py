@@ -237,17 +237,9 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] = os.environ) -> Iterator[C
             why_not = f"{path} does not work: {answer['failed']}"
             yield Candidate(path, origin, True, None, why_not)
             continue
-        nvcc = Nvcc(
-            path=answer["path"],
-            command=answer["command"],
-            wrapper=answer["wrapper"],
-            version=answer["version"],
-            origin=origin,
-            include_dirs=tuple(answer["include_dirs"]),
-            cudart=answer["cudart"],
-            archs=tuple(answer["archs"]),
-            keeps_objects=answer["keeps_objects"],
-        )
+        # Lists, since answers are kept as JSON.
+        lists = {key: tuple(answer[key]) for key in ("include_dirs", "archs")}
+        nvcc = Nvcc(**{**answer, **lists}, origin=origin)
         yield Candidate(path, origin, True, nvcc)
 
 
