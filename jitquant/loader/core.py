@@ -302,7 +302,7 @@ class Loader:
                 if record is not None and record.module not in older:
                     older.append(record.module)
                 warn_of_old_graphs(loaded.module, older, self._warned_of)
-                if "JITQUANT_RECORD" in os.environ:
+                if os.environ.get("JITQUANT_RECORD"):
                     from .request.used import note_use
 
                     note_use(request, wanted.archs.archs)

@@ -25,14 +25,12 @@ FORMAT = 1
 
 
 def note_use(request: Request, built_for: Sequence[str]) -> None:
-    """Record a module that was just loaded, if ``JITQUANT_RECORD`` names a file.
+    """Record a module that was just loaded in the file that ``JITQUANT_RECORD`` names.
 
     Raises:
         LoaderError: it cannot be written.
     """
-    target = os.environ.get(VARIABLE)
-    if not target:
-        return
+    target = os.environ[VARIABLE]
     line = {
         "name": request.name,
         "sources": [
@@ -50,9 +48,8 @@ def note_use(request: Request, built_for: Sequence[str]) -> None:
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(
-                descriptor, (json.dumps(line) + "\n").encode()
-            )  # whole, beside other processes
+            # Whole, beside other processes.
+            os.write(descriptor, f"{json.dumps(line)}\n".encode())
         finally:
             os.close(descriptor)
     except OSError as error:
