@@ -29,7 +29,8 @@ def request_of(loader: Loader, name: str, archs: str | Sequence[str] | None = No
         FileNotFoundError: the file, or a source of the earlier build, does not exist.
     """
     chosen = archs if archs is None or isinstance(archs, str) else tuple(archs)
-    if name in kernel_names(loader.kernels_dir()):
+    kernels = kernel_names(loader.kernels_dir())
+    if name in kernels:
         return Request(name, (f"{name}.cu",), archs=chosen)
     path = Path(name)
     if path.suffix.lower() in (*CUDA_SUFFIXES, *CXX_SUFFIXES):
@@ -41,7 +42,12 @@ def request_of(loader: Loader, name: str, archs: str | Sequence[str] | None = No
         return Request(stem, (path,), archs=chosen)
     last = loader.cache().last(check_name(name))
     if last is None or not last.get("info", {}).get("sources"):
-        raise ValueError(_unknown(loader, name))
+        near = difflib.get_close_matches(name, kernels, n=3, cutoff=0.5)
+        hint = f"Near names: {', '.join(near)}." if near else f"Available: {', '.join(kernels)}."
+        raise ValueError(
+            f"{name!r} is not a kernel of this project, and no module of that name is in the cache "
+            f"{loader.cache().root}. {hint} For your own file, give its path: ./{name}.cu"
+        )
     return _as_built(name, last, chosen)
 
 
@@ -56,14 +62,4 @@ def _as_built(name: str, last: dict[str, Any], archs: str | tuple[str, ...] | No
         cuda_flags=tuple(inputs["cuda_flags"]),
         cxx_flags=tuple(inputs["cxx_flags"]),
         archs=archs,
-    )
-
-
-def _unknown(loader: Loader, name: str) -> str:
-    known = kernel_names(loader.kernels_dir())
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"Near names: {', '.join(near)}." if near else f"Available: {', '.join(known)}."
-    return (
-        f"{name!r} is not a kernel of this project, and no module of that name is in the cache "
-        f"{loader.cache().root}. {hint} For your own file, give its path: ./{name}.cu"
     )
