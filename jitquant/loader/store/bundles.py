@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,30 +66,6 @@ class Bundle:
 
     path: Path
     builds: tuple[Bundled, ...]
-
-    def entries(self, name: str) -> Iterator[tuple[Path, Entry | str]]:
-        """(directory, entry) of each build of the module ``name``, or why it is unusable."""
-        for build in self.builds:
-            if build.name != name:
-                continue
-            directory = self.path / build.directory
-            places = (directory.parent.parent, directory.parent, directory)
-            files = (directory / "entry.json", directory / build.library)
-            try:
-                if why := next(filter(None, map(_writable, (*places, *files))), ""):
-                    yield directory, why
-                    continue
-                entry = Entry.from_json((directory / "entry.json").read_bytes())
-            except (OSError, ValueError) as error:
-                yield directory, f"{directory / 'entry.json'} cannot be read ({error})"
-                continue
-            if entry.schema != SCHEMA or entry.level2[:32] != directory.name:
-                yield directory, f"{directory / 'entry.json'} does not hash to its own name"
-                continue
-            if (entry.library, entry.library_sha256) != (build.library, build.sha256):
-                yield directory, f"{directory / 'entry.json'} is not what the manifest speaks of"
-                continue
-            yield directory, entry
 
 
 def open_bundle(path: Path) -> Bundle:
@@ -181,21 +157,41 @@ def search(
         except BundleError as error:
             refused.append(str(error))
             continue
-        for directory, entry in bundle.entries(wanted.name):
-            if isinstance(entry, str):
-                refused.append(entry)
-                continue
-            match = fits(wanted, hasher, entry)
-            if isinstance(match, str):
-                refused.append(f"{path}: {wanted.name}: {match}")
-                continue
-            held = open_library(directory, entry)
-            if held is not None:
-                return Build(entry, directory / entry.library, match, held), refused
-            refused.append(
-                f"{directory / entry.library} does not have the digest it was built with"
-            )
+        for build in bundle.builds:
+            if build.name == wanted.name:
+                try:
+                    return _open(path, build, wanted, hasher), refused
+                except BundleError as error:
+                    refused.append(str(error))
     return None, refused
+
+
+def _open(path: Path, build: Bundled, wanted: Wanted, hasher: FileHasher) -> Build:
+    """A build in the bundle at ``path``.
+
+    Raises:
+        BundleError: it does not fit, or cannot be used.
+    """
+    directory = path / build.directory
+    described = directory / "entry.json"
+    places = (directory.parent.parent, directory.parent, directory, described)
+    try:
+        if why := next(filter(None, map(_writable, (*places, directory / build.library))), ""):
+            raise BundleError(why)
+        entry = Entry.from_json(described.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{described} cannot be read ({error})") from error
+    if entry.schema != SCHEMA or entry.level2[:32] != directory.name:
+        raise BundleError(f"{described} does not hash to its own name")
+    if (entry.library, entry.library_sha256) != (build.library, build.sha256):
+        raise BundleError(f"{described} is not what the manifest speaks of")
+    match = fits(wanted, hasher, entry)
+    if isinstance(match, str):
+        raise BundleError(f"{path}: {wanted.name}: {match}")
+    held = open_library(directory, entry)
+    if held is None:
+        raise BundleError(f"{directory / entry.library} does not have the digest it was built with")
+    return Build(entry, directory / entry.library, match, held)
 
 
 def check_free(directory: Path) -> None:
