@@ -54,12 +54,7 @@ class Pruned:
 
 def stored(cache: Cache) -> list[Stored]:
     """The builds in ``cache``, the least recently used first."""
-    found = [
-        _stored(Path(place.path))
-        for group in _scan(cache.base / "entries")
-        for place in _scan(Path(group.path))
-    ]
-    return sorted(found, key=lambda build: build.used)
+    return sorted(map(_stored, _places(cache)), key=lambda build: build.used)
 
 
 def prune(cache: Cache, *, max_size: int | None = None, older_than: float | None = None) -> Pruned:
@@ -110,12 +105,7 @@ def prune(cache: Cache, *, max_size: int | None = None, older_than: float | None
 def trim(cache: Cache, limit: int) -> Pruned | None:
     """As :func:`prune` to ``limit`` bytes. Returns ``None`` right away if builds are smaller."""
     _trim_others(cache, limit // _SHARE_OF_OTHERS)
-    files = (
-        item
-        for group in _scan(cache.base / "entries")
-        for place in _scan(Path(group.path))
-        for item in _scan(Path(place.path))
-    )
+    files = (item for place in _places(cache) for item in _scan(place))
     return prune(cache, max_size=limit) if sum(map(_size, files)) > limit else None
 
 
@@ -126,6 +116,12 @@ def clear(cache: Cache) -> Pruned:
         for item in _scan(cache.base / subdirectory):
             _remove_other(item)
     return pruned
+
+
+def _places(cache: Cache) -> list[Path]:
+    """The directories of builds."""
+    groups = _scan(cache.base / "entries")
+    return [Path(place.path) for group in groups for place in _scan(Path(group.path))]
 
 
 def _trim_others(cache: Cache, limit: int) -> None:
