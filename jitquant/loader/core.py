@@ -422,10 +422,7 @@ class Loader:
     def chosen_cache(self) -> Cache:
         """The configured cache, whether or not it can be trusted."""
         root = self._cache_dir if self._cache_dir is not None else default_root()
-        cache = self._caches.get(root)
-        if cache is None:
-            cache = self._caches.setdefault(root, Cache(root))
-        return cache
+        return self._caches.setdefault(root, Cache(root))
 
     def cache(self) -> Cache:
         """The cache in use: the configured one or, if others can write to it, a private one.
@@ -506,8 +503,7 @@ class Loader:
     ) -> Record:
         request = wanted.request
         relative = any(
-            (not os.path.isabs(os.fspath(s)) and os.path.dirname(os.fspath(s)))  # type: ignore[call-overload]
-            or (isinstance(s, Path) and not s.is_absolute())
+            not os.path.isabs(s) and (not isinstance(s, str) or os.path.dirname(s))  # type: ignore[arg-type]
             for s in request.sources
         ) or any(not os.path.isabs(d) for d in request.include_dirs)
         return Record(
