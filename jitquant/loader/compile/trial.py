@@ -290,7 +290,10 @@ def _link_and_load(
     import torch
     from torch.utils import cpp_extension
 
-    _put_ninja_on_path()
+    # Behind all others, for the ninja of the PyPI package.
+    if ninja := find_ninja()[0]:
+        places = (os.environ.get("PATH", os.defpath), os.path.dirname(ninja))
+        os.environ["PATH"] = os.pathsep.join(places)
     os.environ["TMPDIR"] = "."
     os.environ["LC_ALL"] = "C.UTF-8"
     os.environ["CXX"] = compiler
@@ -308,7 +311,8 @@ def _link_and_load(
         cpp_extension.load(
             extension,
             [str(place / stub.name)],
-            extra_ldflags=[_escape(flag) for flag in (*objects, *flags)],
+            # In a line of a ninja file that a shell reads.
+            extra_ldflags=[shlex.quote(flag).replace("$", "$$") for flag in (*objects, *flags)],
             build_directory=str(place),
             is_python_module=False,
             verbose=False,
@@ -344,16 +348,3 @@ def _import_all(library: str, before: set[str]) -> dict[str, Any]:
         import_extension(name, library)
     after = set(torch._C._dispatch_get_all_op_names())
     return {"ops": sorted(after - before), "init": init}
-
-
-def _put_ninja_on_path() -> None:
-    """Let torch find the ninja of the PyPI package if PATH does not lead to one."""
-    path, origin = find_ninja()
-    if path is not None and origin != "on PATH":
-        directories = (os.path.dirname(path), os.environ.get("PATH", os.defpath))
-        os.environ["PATH"] = os.pathsep.join(directories)
-
-
-def _escape(flag: str) -> str:
-    """``flag`` for a line of a ninja file that a shell will read."""
-    return shlex.quote(flag).replace("$", "$$")
