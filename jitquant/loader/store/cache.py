@@ -201,18 +201,14 @@ class Cache:
             raise CacheError(f"cache directory {self.root} is not a directory. {_CHOOSE_ANOTHER}")
         if why := self.distrust():
             raise CacheError(why)
-        self._check_readable()
-        return True
-
-    def _check_readable(self) -> None:
-        """Reject a directory, such as one of root, whose builds this process cannot read."""
-        for directory in (self.root, self.base, self.base / "entries"):
+        for directory in (self.root, self.base, self.base / "entries"):  # it may be of root
             try:
                 os.scandir(directory).close()
             except FileNotFoundError:
-                return
+                break
             except OSError as error:
                 raise self.unreadable(directory, error) from error
+        return True
 
     def prepare(self) -> bool:
         """Create what is missing; ``False`` if the directory is not writable."""
@@ -297,10 +293,6 @@ class Cache:
         return cache
 
     # -- entries -------------------------------------------------------------------------------
-
-    def entry_directory(self, level1: str, level2: str) -> Path:
-        """Where the entry with these keys is, or would be."""
-        return self.base / "entries" / level1[:32] / level2[:32]
 
     def candidates(self, level1: str) -> Iterator[tuple[Path, Entry]]:
         """The entries of a level-1 key; damaged ones are set aside on the way.
@@ -397,7 +389,7 @@ class Cache:
             CacheError: the file system refuses.
             DamagedEntryError: a damaged entry exists there and cannot be moved.
         """
-        target = self.entry_directory(entry.level1, entry.level2)
+        target = self.base / "entries" / entry.level1[:32] / entry.level2[:32]
         ours = None
         with contextlib.suppress(OSError):
             self._give_mode(staged)
