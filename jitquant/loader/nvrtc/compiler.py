@@ -47,19 +47,15 @@ class Parameter(NamedTuple):
     size: int
 
 
-class Kernel(NamedTuple):
-    """A kernel in a cubin: its symbol and its parameters."""
-
-    symbol: str
-    parameters: tuple[Parameter, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class Cubin:
-    """Compiled code, and its kernels by qualified name or by the expression asked for."""
+    """Compiled code, and the symbols and parameters of its kernels.
+
+    These are listed by qualified name or by the expression asked for.
+    """
 
     code: bytes
-    kernels: dict[str, Kernel]
+    kernels: dict[str, tuple[str, tuple[Parameter, ...]]]
 
 
 def compile_cubin(
@@ -90,7 +86,7 @@ def compile_cubin(
         for expression in expressions:
             lowered = _checked(nvrtc.nvrtcGetLoweredName(program, expression.encode()))
             symbols[expression] = lowered.decode()
-        kernels = {name: Kernel(symbol, found[symbol]) for name, symbol in symbols.items()}
+        kernels = {name: (symbol, found[symbol]) for name, symbol in symbols.items()}
         return Cubin(_bytes(nvrtc, program, "CUBIN"), kernels)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
