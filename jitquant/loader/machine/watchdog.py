@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from types import TracebackType
 
 # It is told to go, since a forked child of the builder may hold the other end of the pipe.
 _SCRIPT = """
@@ -27,34 +26,26 @@ class Watchdog:
     """Within the block, a shell waits for the end of this process and kills its compilers.
 
     A parent-death signal would arrive when the building thread ends, and would not reach processes
-    that a compiler has started. Without a shell, nothing is watched.
+    that a compiler has started.
     """
 
     def __enter__(self) -> Watchdog:
-        self._shell: subprocess.Popen[bytes] | None = None
-        with contextlib.suppress(OSError):
-            self._shell = subprocess.Popen(
-                ["/bin/sh", "-c", _SCRIPT],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                cwd="/",
-                start_new_session=True,  # a Ctrl-C is not for it
-            )
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", _SCRIPT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            cwd="/",
+            start_new_session=True,  # a Ctrl-C is not for it
+        )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._tell("go")
-        if self._shell is not None:
-            assert self._shell.stdin is not None
-            self._shell.stdin.close()
-            self._shell.wait()
+        assert self._shell.stdin is not None
+        self._shell.stdin.close()
+        self._shell.wait()
 
     def started(self, group: int) -> None:
         """Registers a process group to be killed if this process dies."""
@@ -65,7 +56,6 @@ class Watchdog:
         self._tell(f"end {group}")
 
     def _tell(self, line: str) -> None:
-        if self._shell is not None:
-            assert self._shell.stdin is not None
-            with contextlib.suppress(OSError):
-                self._shell.stdin.write(f"{line}\n".encode())
+        assert self._shell.stdin is not None
+        with contextlib.suppress(OSError):
+            self._shell.stdin.write(f"{line}\n".encode())
