@@ -243,12 +243,9 @@ def _labels_of(
         directory = os.path.dirname(path)
         if directory not in labels.values():
             labels[f"src{len(labels)}"] = directory
-    for index, directory in enumerate(include_dirs):
-        labels[f"inc{index}"] = directory
-    for index, directory in enumerate(flag_dirs):
-        labels[f"flag{index}"] = directory
-    labels[PROJECT] = kernels_dir
-    return labels
+    labels |= {f"inc{index}": directory for index, directory in enumerate(include_dirs)}
+    labels |= {f"flag{index}": directory for index, directory in enumerate(flag_dirs)}
+    return {**labels, PROJECT: kernels_dir}
 
 
 def all_flags(request: Request, env: Mapping[str, str]) -> list[str]:
