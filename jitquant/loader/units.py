@@ -1,4 +1,4 @@
-"""Sizes and times in human-readable form."""
+"""Sizes, times and versions in human-readable form."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ import re
 SIZE = r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?"
 _SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Major and minor number of a version such as ``"2.13.0a0+cpu"`` or ``"13.0.88 (ptxas ...)"``.
+
+    Empty if there are none.
+    """
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def parse_size(text: str) -> int:

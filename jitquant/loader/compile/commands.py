@@ -15,6 +15,7 @@ from ..machine.torch_install import OLDEST_TORCH, torch_install
 from ..request.plan import Plan, python_include_dir, wheel_include_dirs
 from ..request.scan import IncludeScan, scan_includes
 from ..request.sources import CUDA_SUFFIXES
+from ..units import release
 
 #: The release of torch whose stable ABI is compiled against: 2.11.
 STABLE_TARGET = f"0x{OLDEST_TORCH[0]:02x}{OLDEST_TORCH[1]:02x}000000000000"
@@ -179,7 +180,7 @@ def _cuda_options(plan: Plan, extension: str, stem: str, scan: IncludeScan, jobs
     if plan.debug:
         # -G implies -lineinfo; nvcc and ptxas warn if both are given.
         argv += ["-G", "-g", "-O0", "--keep", "--keep-dir", f"{stem}{KEPT}"]
-    elif jobs > 1 and _release(nvcc.version) >= (12, 2):
+    elif jobs > 1 and release(nvcc.version) >= (12, 2):
         # Saves a quarter of the time for the largest modules. Register counts then depend slightly
         # on how the threads divide the work.
         argv.append("--split-compile=2")
@@ -239,10 +240,6 @@ def _divided(flags: Iterable[str]) -> tuple[list[str], list[str]]:
         is_linkers = before == "-Xlinker" or word.startswith(_LINKER_FLAGS)
         (linker if is_linkers else compiler).append(word)
     return compiler, linker
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split()[0].split(".")[:2])
 
 
 def _sets_standard(flags: tuple[str, ...] | list[str]) -> bool:

@@ -19,11 +19,6 @@ from ..errors import LoaderError
 OLDEST_TORCH = (2, 11)
 
 
-def torch_release(version: str) -> tuple[int, ...]:
-    """Major and minor number of a version such as ``"2.13.0a0+cpu"``."""
-    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-
-
 class TorchInstall(NamedTuple):
     """A torch: its package directory, and what a compiled module depends on."""
 

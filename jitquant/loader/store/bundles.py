@@ -23,11 +23,12 @@ from typing import Any
 
 from ..errors import BundleError
 from ..machine.archs import runs_on
-from ..machine.torch_install import OLDEST_TORCH, torch_release
+from ..machine.torch_install import OLDEST_TORCH
 from ..machine.trust import others_write
 from ..request.key import SCHEMA
 from ..request.plan import Wanted
 from ..request.sources import FileHasher, Watched
+from ..units import release
 from .cache import BUNDLES, Entry
 from .changes import LABELS, plain
 from .hold import Hold, hold
@@ -111,7 +112,7 @@ def fits(wanted: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
     for key in _EQUAL:
         label = LABELS[key]
         if key == "torch" and entry.stable_abi:
-            if torch_release(here[key]) < OLDEST_TORCH:
+            if release(here[key]) < OLDEST_TORCH:
                 reasons.append(f"{label}: built for {_STABLE}, here {here[key]}")
         elif had.get(key) != here.get(key):
             reasons.append(f"{label}: built for {plain(had.get(key))}, here {plain(here.get(key))}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from ..compile.commands import FIRST, make_units
 from ..machine.scratch import scratch
 from ..request.plan import Plan
+from ..units import release
 
 _LEFT_OUT = ("-fno-gnu-unique", f"-include{FIRST}")
 _WITH_A_VALUE = ("-I", "-isystem", "-include", "-D", "-U")
@@ -76,11 +77,11 @@ def _for_clang(plan: Plan, source: str, argv: list[str]) -> list[str]:
     arch = plan.archs.archs[0].partition("+")[0]
     toolkit = os.path.dirname(os.path.dirname(plan.nvcc.path))
     # Without it clang takes a toolkit that is newer than itself for one older than <<<>>> is now.
-    release = ".".join(plan.nvcc.version.split()[0].split(".")[:2])
+    known = ".".join(map(str, release(plan.nvcc.version)))
     for directory in plan.nvcc.include_dirs:
         kept += ["-isystem", directory]
     return [
         *("clang++", "-x", "cuda", f"--cuda-gpu-arch=sm_{arch}", f"--cuda-path={toolkit}"),
-        *("-Xclang", f"-target-sdk-version={release}", "-nocudalib", "-Wno-unknown-cuda-version"),
+        *("-Xclang", f"-target-sdk-version={known}", "-nocudalib", "-Wno-unknown-cuda-version"),
         *(*kept, "-c", source),
     ]

@@ -28,13 +28,14 @@ from ..machine.archs import KNOWN
 from ..machine.nvml import Driver, read_driver
 from ..machine.processes import available_bytes, default_jobs
 from ..machine.toolchain import Candidate, Nvcc, examine_nvccs, find_host_compiler, find_ninja
-from ..machine.torch_install import OLDEST_TORCH, TorchInstall, torch_install, torch_release
+from ..machine.torch_install import OLDEST_TORCH, TorchInstall, torch_install
 from ..request.plan import check_known
 from ..settings import SETTINGS, unknown_settings
 from ..store.bundles import open_bundle
 from ..store.cache import BUNDLES, bundle_paths
 from ..store.hold import has_locks
 from ..store.prune import stored
+from ..units import release
 from .trial_build import TrialBuild, try_build
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _about_torch() -> Iterator[_Said]:
     torch = torch_install()
     build = f"built for CUDA {torch.cuda}" if torch.cuda else "a CPU build"
     text = f"{torch.version}, {build}, in {torch.directory}"
-    if torch_release(torch.version) < OLDEST_TORCH:
+    if release(torch.version) < OLDEST_TORCH:
         yield (ERROR, f"{text}: older than 2.11", "Run `pip install --upgrade torch`.")
     else:
         yield OK, f"{text}; Python {platform.python_version()}"
@@ -428,6 +429,5 @@ def _split(message: str) -> tuple[str, str]:
     return (f"{text}.", last) if text else (message, "See docs/errors.md.")
 
 
-def _major(version: str) -> int:
-    digits = version.partition(".")[0]
-    return int(digits) if digits.isdigit() else 0
+def _major(version: str) -> tuple[int, ...]:
+    return release(version)[:1]
