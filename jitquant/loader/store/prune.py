@@ -75,7 +75,8 @@ def prune(cache: Cache, *, max_size: int | None = None, older_than: float | None
             raise ValueError(f"{name}: {value} is negative.")
     if not cache.check():
         return Pruned([], [], 0, 0)
-    if not _can_remove(cache):
+    places = [path for path in (cache.base / "entries", cache.base / "staging") if path.is_dir()]
+    if not all(os.access(path, os.W_OK | os.X_OK) for path in places):  # nothing can be moved
         raise CacheError(
             f"cache directory {cache.root} cannot be written to by uid {os.geteuid()} (it is "
             "read-only, or another user's): nothing was removed. Run this as its owner, where it "
@@ -173,12 +174,6 @@ def _size(item: os.DirEntry[str]) -> int:
         return item.stat().st_size
     except OSError:  # just removed
         return 0
-
-
-def _can_remove(cache: Cache) -> bool:
-    """Whether entries can be moved."""
-    places = [path for path in (cache.base / "entries", cache.base / "staging") if path.is_dir()]
-    return all(os.access(path, os.W_OK | os.X_OK) for path in places)
 
 
 def _remove(cache: Cache, build: Stored) -> bool:

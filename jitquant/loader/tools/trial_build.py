@@ -64,7 +64,7 @@ def try_build(plan_of: Callable[[Request], Plan]) -> TrialBuild:
     """Compile, link, load and call a small kernel. Leaves no files behind.
 
     Raises:
-        LoaderError, ValueError: a compiler is missing, or no architecture can be selected.
+        ValueError: a setting is not valid.
     """
     started = time.monotonic()
     error: LoaderError | OSError | None = None
