@@ -116,16 +116,6 @@ class Wanted:
         return self.request.name
 
     @property
-    def programs(self) -> tuple[str, ...]:
-        """The compilers, and what runs them."""
-        return ()
-
-    @property
-    def program_places(self) -> tuple[str, ...]:
-        """The directories where these were looked for."""
-        return ()
-
-    @property
     def debug(self) -> bool:
         """Whether it is built for a debugger."""
         return "debug" in self.inputs

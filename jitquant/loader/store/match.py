@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..errors import LoaderError
 from ..request.includes import look_at, visible_now
 from ..request.key import digest_of
-from ..request.plan import Wanted, python_abi
+from ..request.plan import Plan, Wanted, python_abi
 from ..request.sources import FileHasher, Signature, Watched, is_own
 from .cache import Cache, Entry
 from .hold import Hold
@@ -63,11 +63,12 @@ def match_entry(
         if state is None or state.digest != digest:
             return name
         (own if is_own(name) else others).append((path, state.signature))
-    others += [(program, hasher.signature(program)) for program in plan.programs]
-    told: dict[str, Signature | None] = {}
-    for place in filter(os.path.isabs, plan.program_places):
-        look_at(place, told)
-    others += told.items()
+    if isinstance(plan, Plan):
+        others += [(program, hasher.signature(program)) for program in plan.programs]
+        told: dict[str, Signature | None] = {}
+        for place in filter(os.path.isabs, plan.program_places):
+            look_at(place, told)
+        others += told.items()
     if entry.python_abi is not None and entry.python_abi != python_abi():
         return "Python ABI"
     directories = _found_where_it_was(plan, hasher, entry, installed)
