@@ -134,8 +134,7 @@ class Published(NamedTuple):
 
 def default_root() -> Path:
     """``JITQUANT_CACHE_DIR``, else the user's cache directory of the platform."""
-    chosen = os.environ.get("JITQUANT_CACHE_DIR")
-    if chosen:
+    if chosen := os.environ.get("JITQUANT_CACHE_DIR"):
         return Path(os.path.abspath(os.path.expanduser(chosen)))
     from platformdirs import user_cache_dir
 
