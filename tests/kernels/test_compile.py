@@ -61,6 +61,7 @@ SPILLED = {
     "fused_rmsnorm_quantize": 8,
     "nvfp4_experts": 448,
     "quantize_both": 8,
+    "quantize_mxfp4": 8,
     "quantize_nvfp4_both": 160,
     "quantize_nvfp4_recipe": 32,
     "rotate_quantize": 16,

@@ -217,6 +217,6 @@ def test_random_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("RANDOM_EDITS", "50")) // 50))
 def test_many_random_edits(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, seed, 50, monkeypatch)
