@@ -176,16 +176,21 @@ __device__ __forceinline__ float chunk_sum(const float (&x)[1]) {
   }
   return sum;
 }
-// The sums of two chunks: lanes 16 to 31 get the second.
-__device__ __forceinline__ float chunk_sum(const float (&x)[2]) {
-  const bool second = threadIdx.x & 16;
-  const float mine = second ? x[1] : x[0], other = second ? x[0] : x[1];
-  float sum = add_rn(mine, __shfl_xor_sync(0xffffffffu, other, 16));
+// The sums of a and of b over 2 * kHalf neighboring lanes: the second half of them gets that of b.
+template <int kHalf>
+__device__ __forceinline__ float sums_of_two(float a, float b) {
+  const bool second = threadIdx.x & kHalf;
+  const float mine = second ? b : a, other = second ? a : b;
+  float sum = add_rn(mine, __shfl_xor_sync(0xffffffffu, other, kHalf));
 #pragma unroll
-  for (int offset = 8; offset > 0; offset >>= 1) {
+  for (int offset = kHalf / 2; offset > 0; offset >>= 1) {
     sum = add_rn(sum, __shfl_xor_sync(0xffffffffu, sum, offset));
   }
   return sum;
+}
+// The sums of two chunks: lanes 16 to 31 get the second.
+__device__ __forceinline__ float chunk_sum(const float (&x)[2]) {
+  return sums_of_two<16>(x[0], x[1]);
 }
 
 constexpr int kChunkSums = 64;
@@ -302,8 +307,7 @@ class TeamRowReduce : public TeamReduce<Team> {
 };
 using RowReduce = TeamRowReduce<BlockTeam>;
 
-// Some neighboring lanes of a warp, 2^log2 of them, which hold a row of at most 64 blocks: two
-// each.
+// Some neighboring lanes of a warp, 2^log2 of them, which hold a row: up to three blocks each.
 struct LaneTeam {
   static constexpr bool kCluster = false;
   int log2;
@@ -329,21 +333,33 @@ class LaneReduce {
     }
     return bits_float(most);
   }
-  // The blocks of a row shorter than a chunk are added like those of a chunk, as far as there are
-  // any.
-  __device__ __forceinline__ float sum(const float (&squares)[2]) const {
-    if (team_.log2 == 5) {
-      const float half = chunk_sum(squares);
+  // Each lane has the squares of blocks t, t + threads, ...
+  template <int kBlocks>
+  __device__ __forceinline__ float sum(const float (&squares)[kBlocks]) const {
+    static_assert(kBlocks <= 3, "more are in another order");
+    constexpr int kSecond = kBlocks > 1 ? 1 : 0, kThird = kBlocks > 2 ? 2 : 0;
+    if (kBlocks > 1 && team_.log2 == 5) {  // up to three chunks
+      float half = sums_of_two<16>(squares[0], squares[kSecond]);
+      if (kBlocks > 2) half = add_rn(half, sums_of_two<16>(squares[kThird], 0.0f));
       return add_rn(half, __shfl_xor_sync(0xffffffffu, half, 16));
     }
-    float sum = add_rn(squares[0], squares[1]);
+    if (kBlocks > 2 && team_.log2 == 4) {  // a chunk and a half
+      const float half = sums_of_two<8>(add_rn(squares[0], squares[kSecond]), squares[kThird]);
+      return add_rn(half, __shfl_xor_sync(0xffffffffu, half, 8));
+    }
+    // The blocks of a row shorter than a chunk are added like those of a chunk, as far as there are
+    // any.
+    float sum = squares[0];
+    if (kBlocks > 2) sum = add_rn(sum, squares[kThird]);
+    if (kBlocks > 1) sum = add_rn(sum, squares[kSecond]);
 #pragma unroll 1
     for (int offset = team_.threads() >> 1; offset > 0; offset >>= 1) {
       sum = add_rn(sum, __shfl_xor_sync(0xffffffffu, sum, offset));
     }
     return sum;
   }
-  __device__ __forceinline__ float2 sum_and_max(const float (&squares)[2], float max) const {
+  template <int kBlocks>
+  __device__ __forceinline__ float2 sum_and_max(const float (&squares)[kBlocks], float max) const {
     return {sum(squares), this->max(max)};
   }
 
