@@ -60,9 +60,19 @@ __device__ __forceinline__ float spread_lanes_amax(float b) {
   return b;
 }
 
+// The larger of two numbers that are not negative, or NaN: they compare as integers.
+__device__ __forceinline__ float larger_magnitude(float a, float b) {
+  return bits_float(max(float_bits(a), float_bits(b)));
+}
+
 // The threads that reduce together: those of a thread block. cluster.cuh has those of a cluster.
 struct BlockTeam {
   static constexpr bool kCluster = false;
+  static constexpr int kMostWarps = 32;
+  struct Mail {};  // what put() and sync() need in shared memory
+
+  // Called by all threads, at the start of a kernel.
+  static __device__ __forceinline__ void open(Mail&) {}
   static __device__ __forceinline__ int threads() { return blockDim.x; }
   static __device__ __forceinline__ int thread() { return threadIdx.x; }
   static __device__ __forceinline__ int warps() { return blockDim.x >> 5; }
@@ -73,7 +83,8 @@ struct BlockTeam {
   static __device__ __forceinline__ void put(float* to, int lane, float x) {
     if (lane == 0) *to = x;
   }
-  static __device__ __forceinline__ void sync() { __syncthreads(); }
+  // Waits until all that was put since the last time, `count` floats, is there.
+  static __device__ __forceinline__ void sync(int) { __syncthreads(); }
 };
 
 // Reductions over a team. All its threads call them together and get the result. They alternate
@@ -81,10 +92,14 @@ struct BlockTeam {
 template <class Team>
 class TeamReduce {
  public:
-  using Scratch = float[2][32];
+  struct Scratch : Team::Mail {
+    float maxima[2][Team::kMostWarps];
+  };
 
   __device__ __forceinline__ explicit TeamReduce(Scratch& scratch, const Team& team = {})
-      : scratch_(scratch), team_(team) {}
+      : maxima_(scratch.maxima), team_(team) {
+    team_.open(scratch);
+  }
 
   __device__ __forceinline__ float max(float x) {
     x = warp_max(x);
@@ -100,27 +115,24 @@ class TeamReduce {
   // warp, are enough for most blocks.
   __device__ __forceinline__ int lanes() const { return warps() <= 8 ? 8 : 32; }
 
-  // Writes this warp's result. Each of the first lanes gets the result of one warp, or zero.
-  __device__ __forceinline__ float exchange(float x) {
-    float* const buffer = scratch_[turn_];
+  // Writes this warp's result, a magnitude. Each of the first lanes gets the larger result of at
+  // most two warps, or zero. `others` floats were put before.
+  __device__ __forceinline__ float exchange(float x, int others = 0) {
+    float* const buffer = maxima_[turn_];
     turn_ ^= 1;
     team_.begin();
     team_.put(buffer + team_.warp(), lane(), x);
-    team_.sync();
-    const int warp = lane() & (lanes() - 1);
-    return warp < warps() ? buffer[warp] : 0.0f;
+    team_.sync(others + warps());
+    const auto of = [&](int warp) { return warp < warps() ? buffer[warp] : 0.0f; };
+    if constexpr (Team::kMostWarps > 32) return larger_magnitude(of(lane()), of(lane() + 32));
+    return of(lane() & (lanes() - 1));
   }
 
-  Scratch& scratch_;
+  float (&maxima_)[2][Team::kMostWarps];
   Team team_;
   int turn_ = 0;
 };
 using BlockReduce = TeamReduce<BlockTeam>;
-
-// The larger of two numbers that are not negative, or NaN: they compare as integers.
-__device__ __forceinline__ float larger_magnitude(float a, float b) {
-  return bits_float(max(float_bits(a), float_bits(b)));
-}
 
 // The maximum of `count` amaxes in memory, by all threads of a block. kFresh: other thread blocks
 // of this launch wrote them. kBlock: the number of threads, if it is known: then several loads are
@@ -206,22 +218,29 @@ __device__ __forceinline__ float sum_of_chunks(const float (&sums)[kChunkSums], 
   return chunk_sum(both);
 }
 
-// Scratch memory for the sum of a row's squares and the maximum of its values.
-struct RowScratch {
-  BlockReduce::Scratch maxima;
-  alignas(16) float sums[2][kChunkSums];
-};
+// The same of up to twice as many, which nothing follows.
+__device__ __forceinline__ float sum_of_chunks(const float (&sums)[2 * kChunkSums], int count) {
+  const auto of = [&](int chunk) { return chunk < count ? sums[chunk] : 0.0f; };
+  const int lane = threadIdx.x & 31;
+  const float all[1] = {add_rn(add_rn(of(lane), of(lane + kChunkSums)),
+                               add_rn(of(lane + 32), of(lane + 32 + kChunkSums)))};
+  return chunk_sum(all);
+}
 
 // That sum and maximum, over a team.
 template <class Team>
 class TeamRowReduce : public TeamReduce<Team> {
+  static constexpr int kSums = 2 * Team::kMostWarps;
+
  public:
-  using Scratch = RowScratch;
+  struct Scratch : TeamReduce<Team>::Scratch {
+    alignas(16) float sums[2][kSums];
+  };
 
   // For threads with kBlocks blocks each, or with any number if kBlocks is 0.
   template <int kBlocks>
   static __device__ __forceinline__ TeamRowReduce of(Scratch& scratch, const Team& team = {}) {
-    if (kBlocks > 0) {
+    if (kBlocks > 0 && !Team::kCluster) {
       const int first = kBlocks * team.warps() + static_cast<int>(threadIdx.x);
       for (int i = first; i < kChunkSums; i += blockDim.x) {
         scratch.sums[0][i] = scratch.sums[1][i] = 0.0f;
@@ -264,12 +283,12 @@ class TeamRowReduce : public TeamReduce<Team> {
   __device__ __forceinline__ float sum(int count = kChunkSums) {
     const int turn = turn_;
     turn_ ^= 1;
-    team_.sync();
+    team_.sync(count);
     return sum_of_chunks(sums_[turn], count);
   }
   __device__ __forceinline__ float2 sum_and_max(float max, int count = kChunkSums) {
     const int turn = turn_;
-    const float most = warp_max(exchange(warp_max(max)));
+    const float most = warp_max(exchange(warp_max(max), count));
     return {sum_of_chunks(sums_[turn], count), most};
   }
 
@@ -282,7 +301,7 @@ class TeamRowReduce : public TeamReduce<Team> {
   using Base::warps;
 
   __device__ __forceinline__ TeamRowReduce(Scratch& scratch, const Team& team)
-      : Base(scratch.maxima, team), sums_(scratch.sums) {}
+      : Base(scratch, team), sums_(scratch.sums) {}
 
   template <int kBlocks>
   static __device__ __forceinline__ float of_one_warp(float sum) {
@@ -298,7 +317,7 @@ class TeamRowReduce : public TeamReduce<Team> {
     }
   }
 
-  float (&sums_)[2][kChunkSums];
+  float (&sums_)[2][kSums];
 };
 using RowReduce = TeamRowReduce<BlockTeam>;
 
