@@ -293,9 +293,8 @@ template <class T>
 constexpr bool kHasRow<DeinterleaveSource<T>, false> = true;
 template <class Source, bool kNorm>
 constexpr bool kHasCluster = kHasRow<Source, kNorm>;
-// Without a norm, 1024 threads hold 16-bit rows as long as those that a cluster takes.
 template <class T, bool kNorm>
-constexpr bool kHasCluster<PlainSource<T>, kNorm> = kNorm || sizeof(T) == 4;
+constexpr bool kHasCluster<PlainSource<T>, kNorm> = true;
 
 // 16384 x 1536 and 2048 of silu(gate) * up take 35 and 40 us, and 33 and 45 with a persistent grid.
 constexpr int kLeastRowCols = 2048;

@@ -437,7 +437,7 @@ def _anywhere() -> Iterator[Sample]:
 
 def _long() -> Iterator[Sample]:
     # Rows that a cluster of thread blocks holds, of two sizes.
-    for dtype, cols in itertools.product(DTYPES, (18464, 32752)):
+    for dtype, cols in itertools.product(DTYPES, (18464, 65520)):
         x, y, what = _values((3, cols), dtype), _finite((3, cols), dtype), (cols, dtype, "long")
         for layout in SCALE_LAYOUTS:
             how = {"granularity": "row", "scale_layout": layout}

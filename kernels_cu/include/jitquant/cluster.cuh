@@ -24,7 +24,8 @@ constexpr int kClusterRowThreads = 256;
 // this many threads.
 inline LaunchShape cluster_rows(int64_t rows, int64_t threads) {
   LaunchShape shape = {rows, 0, Start::kOverlapped};
-  if (rows == 0 || rows >= 1 << 28 || threads > 1024 || device_traits().major < 9) {
+  if (rows == 0 || rows >= 1 << 28 || threads > kClusterBlocks * kClusterRowThreads ||
+      device_traits().major < 9) {
     return shape;
   }
   while (shape.cluster * kClusterRowThreads < threads) shape.cluster *= 2;
