@@ -93,15 +93,13 @@ struct RowPasses {
 
   // The first row of this thread. With kLanes it may be past the last; then it has no blocks.
   __device__ __forceinline__ RowIndex<(kHeld > 0)> first_row() {
-    if constexpr (kRows == Rows::kCluster) {
-      return blockIdx.x / team.blocks();
-    } else if constexpr (kLanes) {
+    if constexpr (kLanes) {
       const uint32_t r = (blockIdx.x * kLaneRowThreads + threadIdx.x) >> team.log2;
       if (r < source.rows) return r;
       width = 0;
       return static_cast<uint32_t>(source.rows - 1);
     } else {
-      return blockIdx.x;
+      return team.index();
     }
   }
   // Whether this thread writes the results of its row that are one per row.

@@ -73,7 +73,7 @@ __global__ void __maxnreg__((row_registers<Source, kNorm>(kSm100)))
     }
   }();
   const int width = static_cast<int>(out.blocks);
-  const uint32_t r = blockIdx.x / (Team::kCluster ? cluster : 1);
+  const uint32_t r = team.index();
   const typename Source::Row row = source.row(r);
   const auto at = [&](int k) { return team.thread() + k * team.threads(); };
   if (is_first()) {

@@ -169,8 +169,15 @@ class ClusterTeam {
     uint64_t barriers[2];
   };
 
-  __device__ __forceinline__ explicit ClusterTeam(int blocks)
-      : blocks_(blocks), rank_(static_cast<int>(blockIdx.x % static_cast<uint32_t>(blocks))) {}
+  __device__ __forceinline__ explicit ClusterTeam(int blocks) : blocks_(blocks) {
+#if defined(__CUDA_ARCH__)  // two divisions less
+    asm("mov.u32 %0, %%clusterid.x;" : "=r"(index_));
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank_));
+#else
+    index_ = blockIdx.x / static_cast<uint32_t>(blocks);
+    rank_ = static_cast<int>(blockIdx.x % static_cast<uint32_t>(blocks));
+#endif
+  }
   __device__ __forceinline__ void open(Mail& mail) {
     mail_ = &mail;
     if (threadIdx.x == 0) {
@@ -179,7 +186,7 @@ class ClusterTeam {
     __syncwarp();
     cluster_arrive_relaxed();
   }
-  __device__ __forceinline__ uint32_t blocks() const { return blocks_; }
+  __device__ __forceinline__ uint32_t index() const { return index_; }
   __device__ __forceinline__ int threads() const { return blocks_ * static_cast<int>(blockDim.x); }
   __device__ __forceinline__ int thread() const {
     return rank_ * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
@@ -203,6 +210,7 @@ class ClusterTeam {
  private:
   __device__ __forceinline__ Inbox inbox() const { return Inbox(mail_->barriers + turn_); }
 
+  uint32_t index_;
   int blocks_, rank_, turn_ = 0;
   bool all_started_ = false;
   Mail* mail_;
@@ -240,7 +248,6 @@ class ClusterMax {
 struct ClusterTeam : BlockTeam {
   ClusterTeam() = default;
   __device__ explicit ClusterTeam(int) {}
-  static __device__ uint32_t blocks() { return 1; }
 };
 #endif
 

@@ -73,6 +73,8 @@ struct BlockTeam {
 
   // Called by all threads, at the start of a kernel.
   static __device__ __forceinline__ void open(Mail&) {}
+  // Among the teams of the grid.
+  static __device__ __forceinline__ uint32_t index() { return blockIdx.x; }
   static __device__ __forceinline__ int threads() { return blockDim.x; }
   static __device__ __forceinline__ int thread() { return threadIdx.x; }
   static __device__ __forceinline__ int warps() { return blockDim.x >> 5; }
