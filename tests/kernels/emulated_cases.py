@@ -437,7 +437,7 @@ def _anywhere() -> Iterator[Sample]:
 
 def _long() -> Iterator[Sample]:
     # Rows that a cluster of thread blocks holds, of two sizes.
-    for dtype, cols in itertools.product(DTYPES, (18464, 65520)):
+    for dtype, cols in itertools.product(DTYPES, (18464, 32752)):
         x, y, what = _values((3, cols), dtype), _finite((3, cols), dtype), (cols, dtype, "long")
         for layout in SCALE_LAYOUTS:
             how = {"granularity": "row", "scale_layout": layout}
@@ -465,6 +465,26 @@ def _long() -> Iterator[Sample]:
             more |= tables(rows, 64, 0) if embeds else {}
             args = (_finite((rows, cols), dtype), None)
             yield _case("rotate_quantize_fp8", (*what, cols, embeds), args, **more)
+
+
+def _longest() -> Iterator[Sample]:
+    # Rows whose sums are of more than 64 chunks, and those that only a cluster of eight holds.
+    for dtype, cols in zip(DTYPES, (53264, 65520, 40976), strict=True):
+        x, what, how = _finite((2, cols), dtype), (cols, dtype, "long"), {"granularity": "row"}
+        yield _case("quantize_nvfp4", what, (x,), **how)
+        fused = _values((2, 2 * cols), dtype)
+        args = (fused, cols, 8)
+        yield _case("deinterleave_quantize_nvfp4", what, args, op="select", **how)
+        yield _case("quantize_fp8", what, (x, None), dtype=FP8_DTYPES[0], **how)
+        weight = _finite((cols,), dtype, 5)
+        for added in ({}, {"residual": _finite((2, cols), dtype, 6)}):
+            more = (*what, bool(added))
+            yield _case("rmsnorm_quantize_nvfp4", more, (x, weight), **how, **added)
+            args = (x, weight, None)
+            yield _case("rmsnorm_quantize_fp8", more, args, dtype=FP8_DTYPES[1], **how, **added)
+            args = (x, weight, 128)
+            name = "rmsnorm_quantize_per_token_group"
+            yield _case(name, more, args, dtype=FP8_DTYPES[0], **added)
 
 
 def _norms(
@@ -613,6 +633,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "odd widths": _odd_widths,
     "anywhere": _anywhere,
     "long": _long,
+    "longest": _longest,
     "experts": lambda: iter(more_experts()[::2]),
     "edges": lambda: itertools.islice(_edges(), None, None, 7),
     "ties": _ties,
