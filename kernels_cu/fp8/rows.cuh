@@ -517,10 +517,10 @@ cudaError_t launch_by_rows(const RowWork& work, RowWidth& width, cudaStream_t st
                            const Args&... args) {
   const int64_t wanted = work.threads();
   const bool held = work.whole && work.rows > 0 && wanted <= work.most_threads;
-  if (work.whole && !held && !work.cooperative) {
-    const LaunchShape shape = cluster_rows(work.rows, wanted);
+  if (work.whole && !held && !work.cooperative && cluster_holds(work.rows, wanted)) {
+    const LaunchShape shape = cluster_rows(work.rows, wanted, warps_per_sm<kCluster>());
     width.split = shape.cluster;
-    if (shape.cluster > 1) return launch<kCluster>(shape, stream, args...);
+    return launch<kCluster>(shape, stream, args...);
   }
   if (held && wanted <= 32 && work.least_lanes_log2 < 6 && !work.cooperative &&
       work.rows > kFewShortRows * sm_count()) {

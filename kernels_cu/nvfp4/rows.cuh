@@ -311,13 +311,15 @@ RowPlan one_row_plan(const Source& source) {
   const int64_t threads = (row_threads(source.cols) + 31) / 32 * 32;
   const int registers = row_registers<Source, kNorm>(device_traits().major >= 10);
   if (threads > most_threads_with(registers)) return {};
-  if (threads > kMostOfTwo && cluster_rows(source.rows, threads).cluster > 1) return {};
+  if (threads > kMostOfTwo && cluster_holds(source.rows, threads)) return {};
   return {RowPlan::kRow, {source.rows, static_cast<int>(threads), Start::kOverlapped}, 1, {}};
 }
-template <class Source>
+template <bool kNorm, class Source>
 RowPlan cluster_plan(const Source& source) {
-  const LaunchShape shape = cluster_rows(source.rows, row_threads(source.cols));
-  return {RowPlan::kCluster, shape, shape.cluster > 1 ? 1 : 0, {}};
+  const int64_t threads = row_threads(source.cols);
+  if (!cluster_holds(source.rows, threads)) return {};
+  const int warps = warps_per_sm<&row_kernel<Source, kNorm, ClusterTeam>>();
+  return {RowPlan::kCluster, cluster_rows(source.rows, threads, warps), 1, {}};
 }
 
 // `shares`: the amax combines several rows, so warps cannot work independently.
@@ -339,7 +341,7 @@ RowPlan row_plan(const Source& source, const ColumnVector& weight, bool shares) 
       // also with shorter ones.
       if (!shares && source.rows > 8 * sm_count() && (kNorm || source.cols >= kLeastRowCols)) {
         plan = one_row_plan<kNorm>(source);
-        if (plan.partials == 0) plan = cluster_plan(source);
+        if (plan.partials == 0) plan = cluster_plan<kNorm>(source);
       }
       if (plan.partials > 0) return plan;
     }
@@ -350,7 +352,7 @@ RowPlan row_plan(const Source& source, const ColumnVector& weight, bool shares) 
     }
     if (plan.partials == 0) plan = register_plan<Source, kNorm, Source::kHeldShare>(source);
     if constexpr (kHasCluster<Source, kNorm>) {
-      if (plan.partials == 0 && !shares) plan = cluster_plan(source);
+      if (plan.partials == 0 && !shares) plan = cluster_plan<kNorm>(source);
     }
   } else if (few && source.cols > 0) {
     if constexpr (kHasLoose<Source>) {

@@ -16,22 +16,36 @@ inline LaunchShape cluster_shape(int cluster, int64_t blocks) {
   return {cluster, threads < 32 ? 32 : threads, Start::kOverlapped, cluster};
 }
 
-// The maximum threads of a block whose cluster holds a row: several such blocks fit on an SM.
-constexpr int kClusterRowThreads = 256;
+// The threads of a block whose cluster holds a row: several such blocks fit on an SM.
+constexpr int kClusterRowThreads = 256, kFewestClusterRowThreads = 128;
 
 #ifndef __CUDACC_RTC__
-// For rows of `threads` threads each, with a cluster per row. One block: not for this device or
-// this many threads.
-inline LaunchShape cluster_rows(int64_t rows, int64_t threads) {
+// Whether a cluster holds each row, of `threads` threads.
+inline bool cluster_holds(int64_t rows, int64_t threads) {
+  return rows > 0 && rows < 1 << 28 && threads > kClusterRowThreads &&
+         threads <= kClusterBlocks * kClusterRowThreads && device_traits().major >= 9;
+}
+// For such rows: the clusters of which the most fit on the device, where an SM holds `warps` of
+// their kernel. A size between two powers of two often fits better: 28672 columns fill seven blocks
+// of 128 threads, eight of which fill an SM of 32 warps; of four blocks of 224 it holds four.
+inline LaunchShape cluster_rows(int64_t rows, int64_t threads, int warps) {
+  constexpr int kParts = 840;  // of a row; all sizes divide it
   LaunchShape shape = {rows, 0, Start::kOverlapped};
-  if (rows == 0 || rows >= 1 << 28 || threads > kClusterBlocks * kClusterRowThreads ||
-      device_traits().major < 9) {
-    return shape;
+  int most = -1;
+  for (int blocks = 2; blocks <= kClusterBlocks; ++blocks) {
+    const int block = static_cast<int>((threads + 32 * blocks - 1) / (32 * blocks)) * 32;
+    if (block < kFewestClusterRowThreads || block > kClusterRowThreads) continue;
+    const int held = warps * 32 / block * (kParts / blocks);
+    if (held <= most) continue;
+    most = held;
+    shape.grid = rows * blocks, shape.block = block, shape.cluster = blocks;
   }
-  while (shape.cluster * kClusterRowThreads < threads) shape.cluster *= 2;
-  shape.grid *= shape.cluster;
-  shape.block = static_cast<int>(((threads + shape.cluster - 1) / shape.cluster + 31) / 32 * 32);
   return shape;
+}
+// The warps of a kernel that fit on an SM.
+template <auto kKernel>
+int warps_per_sm() {
+  return blocks_per_sm<kKernel>(128, 0) * 4;
 }
 #endif
 
