@@ -48,11 +48,12 @@ __device__ __forceinline__ float amax_of_numbers(const Block<E>& x) {
   return numbers.result();
 }
 
-// Not for kTensorAmax. A row has `cluster` thread blocks.
+// Not for kTensorAmax. A row has `cluster` thread blocks, and `ahead` rows later comes that of the
+// cluster that replaces this one.
 template <class Source, bool kNorm, class Team>
 __global__ void __maxnreg__((row_registers<Source, kNorm>(kSm100)))
     row_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
-               Nvfp4Recipe recipe, Nvfp4Output out, int cluster) {
+               Nvfp4Recipe recipe, Nvfp4Output out, int cluster, int ahead) {
   using T = typename Source::Element;
   using Value = typename Source::Value;
   using Kept = std::conditional_t<kNorm, HeldProduct, Value>;
@@ -119,6 +120,9 @@ __global__ void __maxnreg__((row_registers<Source, kNorm>(kSm100)))
     }
   };
   kNorm&& norm.weight.fp32 ? take(float{}) : take(T{});
+  if constexpr (Team::kCluster) {
+    team.template prefetch<kRowBlocks>(source, r + static_cast<uint32_t>(ahead), width);
+  }
 
   uint32_t most = 0;  // an amax as bits
 #pragma unroll

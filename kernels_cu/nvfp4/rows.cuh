@@ -135,6 +135,7 @@ struct RowPlan {
   // For the kernels that hold rows.
   RowSchedule rows;
   RowStart start;
+  int ahead;  // with kCluster
 };
 
 template <auto kValue>
@@ -318,8 +319,9 @@ template <bool kNorm, class Source>
 RowPlan cluster_plan(const Source& source) {
   const int64_t threads = row_threads(source.cols);
   if (!cluster_holds(source.rows, threads)) return {};
-  const int warps = warps_per_sm<&row_kernel<Source, kNorm, ClusterTeam>>();
-  return {RowPlan::kCluster, cluster_rows(source.rows, threads, warps), 1, {}};
+  const ClusterRows made =
+      clusters_of<&row_kernel<Source, kNorm, ClusterTeam>>(source.rows, threads);
+  return {RowPlan::kCluster, made.shape, 1, {}, {}, made.at_once};
 }
 
 // `shares`: the amax combines several rows, so warps cannot work independently.
@@ -403,12 +405,12 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
   const int cluster = plan.shape.cluster;
   if constexpr (kHasRow<Source, kNorm>) {
     if (plan.kernel == RowPlan::kRow) {
-      return start(Constant<&row_kernel<Source, kNorm, BlockTeam>>{}, cluster);
+      return start(Constant<&row_kernel<Source, kNorm, BlockTeam>>{}, cluster, plan.ahead);
     }
   }
   if constexpr (kHasCluster<Source, kNorm>) {
     if (plan.kernel == RowPlan::kCluster) {
-      return start(Constant<&row_kernel<Source, kNorm, ClusterTeam>>{}, cluster);
+      return start(Constant<&row_kernel<Source, kNorm, ClusterTeam>>{}, cluster, plan.ahead);
     }
   }
   if (plan.kernel == RowPlan::kReread) return start(Constant<&reread_rows_kernel<Source, kNorm>>{});

@@ -42,10 +42,16 @@ inline LaunchShape cluster_rows(int64_t rows, int64_t threads, int warps) {
   }
   return shape;
 }
-// The warps of a kernel that fit on an SM.
+// How a kernel is launched for a cluster per row.
+struct ClusterRows {
+  LaunchShape shape;
+  int at_once;  // rows whose clusters fit on the device together
+};
 template <auto kKernel>
-int warps_per_sm() {
-  return blocks_per_sm<kKernel>(128, 0) * 4;
+ClusterRows clusters_of(int64_t rows, int64_t threads) {
+  const int warps = blocks_per_sm<kKernel>(128, 0) * 4;  // that fit on an SM
+  const LaunchShape shape = cluster_rows(rows, threads, warps);
+  return {shape, warps * 32 / shape.block * sm_count() / shape.cluster};
 }
 #endif
 
@@ -201,6 +207,14 @@ class ClusterTeam {
     cluster_arrive_relaxed();
   }
   __device__ __forceinline__ uint32_t index() const { return index_; }
+  // Prefetches what this thread block would hold of row r, of `width` blocks of values, `each` per
+  // thread. While the cluster reduces, memory brings the row of the cluster that will replace it.
+  template <int kEach, class Source>
+  __device__ __forceinline__ void prefetch(const Source& source, uint32_t r, int width) const {
+    if (threadIdx.x != 0 || r >= source.rows) return;
+    const int first = kEach * thread(), share = kEach * static_cast<int>(blockDim.x);
+    if (first < width) source.prefetch_part(source.row(r), first, min(share, width - first));
+  }
   __device__ __forceinline__ int threads() const { return blocks_ * static_cast<int>(blockDim.x); }
   __device__ __forceinline__ int thread() const {
     return rank_ * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
