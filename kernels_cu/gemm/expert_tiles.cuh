@@ -199,6 +199,7 @@ __device__ __forceinline__ void store_expert_sums(const TileOutput& to, const So
       to.cols % 2 == 0 && reinterpret_cast<uintptr_t>(to.out) % (2 * sizeof(Out)) == 0;
 #pragma unroll
   for (int j = 0; j < kSums / 4; ++j) {
+    if (row0 + 8 * j >= end) break;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = row0 + 8 * j + 2 * (threadIdx.x & 3) + i;
@@ -290,12 +291,29 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       }
     }
     Ring<Shape::kStages> ring;
-    // Multiplies the current tile, of at most 2 * kSums rows of x.
-    const auto multiply = [&](auto sums) {
-      float d[decltype(sums)::value];
+    for (int i = first; walk.at(i); i += step) {
+      float d[Shape::kSums];
+      // Multiplies a tile of at most this many rows of x. Only the products are compiled for each
+      // such number, as storing takes the compiler longer.
+      const auto multiply = [&](auto rows_of_x) {
+        auto& sums = reinterpret_cast<float (&)[decltype(rows_of_x)::value / 2]>(d);
 #pragma unroll
-      for (float& sum : d) sum = 0.0f;
-      multiply_stages<T, Shape, true>(d, at, ring, codes_at, own_row, 0, select, {0, stages});
+        for (float& sum : sums) sum = 0.0f;
+        multiply_stages<T, Shape, true>(sums, at, ring, codes_at, own_row, 0, select, {0, stages});
+      };
+      if constexpr (Shape::kRows < 256) {
+        multiply(std::integral_constant<int, Shape::kRows>());
+      } else if (walk.rows() <= 64) {
+        multiply(std::integral_constant<int, 64>());
+      } else if (walk.rows() <= 128) {
+        multiply(std::integral_constant<int, 128>());
+      } else if (walk.rows() <= 160) {
+        multiply(std::integral_constant<int, 160>());
+      } else if (walk.rows() <= 192) {
+        multiply(std::integral_constant<int, 192>());
+      } else {
+        multiply(std::integral_constant<int, 256>());
+      }
       const int block_first = (walk.w_tile * 2 + at.rank) * (kOfCluster / 2);
       const int n = block_first + (kActivate ? own_row / 2 : own_row);
       float gsa[2];
@@ -311,24 +329,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         store_expert_sums<float, false>(to, rows, d, back, gsa, walk.row, walk.end, n);
       } else if constexpr (kOwnResults) {
         store_expert_sums<T, false>(to, rows, d, back, gsa, walk.row, walk.end, n);
-      }
-    };
-    for (int i = first; walk.at(i); i += step) {
-      const auto as = [&](auto columns) {
-        multiply(std::integral_constant<int, decltype(columns)::value / 2>());
-      };
-      if constexpr (Shape::kRows < 256) {
-        as(std::integral_constant<int, Shape::kRows>());
-      } else if (walk.rows() <= 64) {
-        as(std::integral_constant<int, 64>());
-      } else if (walk.rows() <= 128) {
-        as(std::integral_constant<int, 128>());
-      } else if (walk.rows() <= 160) {
-        as(std::integral_constant<int, 160>());
-      } else if (walk.rows() <= 192) {
-        as(std::integral_constant<int, 192>());
-      } else {
-        as(std::integral_constant<int, 256>());
       }
     }
   }
