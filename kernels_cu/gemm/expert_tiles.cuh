@@ -188,46 +188,53 @@ __device__ __forceinline__ void copy_expert_stages(const ExpertWeights& w, const
 }
 
 // Stores a warpgroup's sums. A lane's sums are those of two rows of W, n and n + 1 or a gate and
-// its up, and of two neighboring rows of x out of every eight.
+// its up, and of two neighboring rows of x out of every eight. Half of the sums have code, to save
+// the compiler time, and the others move to where these were.
 template <class Out, bool kActivate, int kSums>
 __device__ __forceinline__ void store_expert_sums(const TileOutput& to, const SortedRows& rows,
-                                                  const float (&d)[kSums], float back,
+                                                  float (&d)[kSums], float back,
                                                   const float (&gsa)[2], int row0, int end, int n) {
   if (n >= to.cols) return;
   const bool second = n + 1 < to.cols;
   const bool pairs =
       to.cols % 2 == 0 && reinterpret_cast<uintptr_t>(to.out) % (2 * sizeof(Out)) == 0;
+#pragma unroll 1
+  for (int half = 0;; ++half) {
 #pragma unroll
-  for (int j = 0; j < kSums / 4; ++j) {
-    if (row0 + 8 * j >= end) break;
+    for (int j = 0; j < kSums / 8; ++j, row0 += 8) {
+      if (row0 >= end) return;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = row0 + 8 * j + 2 * (threadIdx.x & 3) + i;
-      if (row >= end) continue;
-      const int out_row = rows.order == nullptr ? row : rows.order[row];
-      float y[2];
+      for (int i = 0; i < 2; ++i) {
+        const int row = row0 + 2 * (threadIdx.x & 3) + i;
+        if (row >= end) continue;
+        const int out_row = rows.order == nullptr ? row : rows.order[row];
+        float y[2];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) y[h] = mul_rn(mul_rn(d[4 * j + 2 * h + i], back), gsa[h]);
-      Out* const out = static_cast<Out*>(to.out) + static_cast<int64_t>(out_row) * to.cols + n;
-      if constexpr (kActivate) {
-        out[0] = from_float<Out>(swiglu(y[0], y[1]));
-      } else {
-        if (to.x_gsa != nullptr) {
-          const float x_gsa = to.x_gsa[row * to.x_gsa_stride];
-          y[0] = mul_rn(y[0], x_gsa), y[1] = mul_rn(y[1], x_gsa);
-        }
-        if (pairs) {
-          if constexpr (sizeof(Out) == 4) {
-            *reinterpret_cast<float2*>(out) = make_float2(y[0], y[1]);
-          } else {
-            *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
+        for (int h = 0; h < 2; ++h) y[h] = mul_rn(mul_rn(d[4 * j + 2 * h + i], back), gsa[h]);
+        Out* const out = static_cast<Out*>(to.out) + static_cast<int64_t>(out_row) * to.cols + n;
+        if constexpr (kActivate) {
+          out[0] = from_float<Out>(swiglu(y[0], y[1]));
+        } else {
+          if (to.x_gsa != nullptr) {
+            const float x_gsa = to.x_gsa[row * to.x_gsa_stride];
+            y[0] = mul_rn(y[0], x_gsa), y[1] = mul_rn(y[1], x_gsa);
           }
-          continue;
+          if (pairs) {
+            if constexpr (sizeof(Out) == 4) {
+              *reinterpret_cast<float2*>(out) = make_float2(y[0], y[1]);
+            } else {
+              *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
+            }
+            continue;
+          }
+          out[0] = from_float<Out>(y[0]);
+          if (second) out[1] = from_float<Out>(y[1]);
         }
-        out[0] = from_float<Out>(y[0]);
-        if (second) out[1] = from_float<Out>(y[1]);
       }
     }
+    if (half == 1) return;
+#pragma unroll
+    for (int j = 0; j < kSums / 2; ++j) d[j] = d[kSums / 2 + j];
   }
 }
 

@@ -306,7 +306,7 @@ __device__ __forceinline__ void store_as(const LinearEpilogue& to, float (&d)[kS
     at += r % 2 == 0 ? to.cols : 7 * to.cols;
   };
 #pragma unroll 1
-  for (int begin = 0; begin < kRows; begin += kUnrolled) {
+  for (int end = kUnrolled;; end += kUnrolled) {
 #pragma unroll
     for (int first = 0; first < kUnrolled; first += kTogether) {
       const int first_row = row;
@@ -352,6 +352,7 @@ __device__ __forceinline__ void store_as(const LinearEpilogue& to, float (&d)[kS
         next(r);
       }
     }
+    if (end == kRows) return;
 #pragma unroll
     for (int j = 0; j + 2 * kUnrolled < kSums; ++j) d[j] = d[j + 2 * kUnrolled];
   }
