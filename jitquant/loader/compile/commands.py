@@ -184,7 +184,7 @@ def _cuda_options(plan: Plan, extension: str, stem: str, scan: IncludeScan, jobs
         # Saves a quarter of the time for the largest modules. Register counts then depend slightly
         # on how the threads divide the work.
         argv.append("--split-compile=2")
-    argv += [] if plan.debug else ["-O3", "-lineinfo"]
+    argv += [] if plan.debug else ["-O2", "-lineinfo"]
     argv += ["--resource-usage", f"-DTORCH_EXTENSION_NAME={extension}"]
     # nvcc's own depfile leaves out what its host compiler reads last.
     host = [*_host_flags(plan), "-MD", "-MF", f"{stem}.host.d"]
