@@ -91,12 +91,10 @@ __device__ __forceinline__ void multiply_stages(float (&d)[kSums], const StagesA
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
       const int pair = along * kPairs + p;
-      const uint32_t (&f)[8] = a[p & 1];
       const uint64_t b =
           tile_descriptor(at.ring + stage + (pair / 2) * Shape::kRows * 128) + (pair % 2) * 4;
       begin_products();
-      multiply_tiles<T>(d, f[0], f[1], f[2], f[3], b, 1);
-      multiply_tiles<T>(d, f[4], f[5], f[6], f[7], b + 2, 1);
+      multiply_tiles<T>(d, a[p & 1], b);
       end_products();
       if (p + 2 < kPairs) {
         fetch(stage, p + 2);
