@@ -55,9 +55,17 @@ PARTS = {
 }
 
 
+#: Tiles multiply columns that are such a multiple.
+_OF_TILES = 64
+
+
+def in_tiles(x: Tensor, cols: int) -> bool:
+    """Whether products of many rows are by tiles there; on a device without kernels, may be."""
+    return not cols % _OF_TILES and _has_tiles(x.device)
+
+
 @functools.cache
-def has_tiles(device: torch.device) -> bool:
-    """Whether products are by warpgroups there; on a device without kernels, whether they may."""
+def _has_tiles(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
 
 

@@ -263,7 +263,13 @@ cudaError_t launch_tiles(const Nvfp4Weight& w, const LinearOperand& x, const Lin
 }
 
 // -DJITQUANT_LINEAR_ROWS=2 builds a library for up to 2 rows, =16 for up to 16, =64 for 17 to 64,
-// =128 for 65 to 128, and =0 for more than 64. Each compiles in a fraction of the time of all.
+// =128 for 65 to 128, and =0 for more than 64. Each compiles in a fraction of the time of all. With
+// -DJITQUANT_LINEAR_TILES more than 16 rows have to be multiplied by tiles.
+#ifdef JITQUANT_LINEAR_TILES
+constexpr bool kTakesUntiled = false;
+#else
+constexpr bool kTakesUntiled = true;
+#endif
 #ifdef JITQUANT_LINEAR_ROWS
 constexpr int kForRows = JITQUANT_LINEAR_ROWS;
 constexpr bool kTakesFew = kForRows == 16, kTakesFewest = kTakesFew || kForRows == 2,

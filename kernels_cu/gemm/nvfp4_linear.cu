@@ -663,7 +663,8 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
         error = go(std::integral_constant<LinearWay, LinearWay::kEightRows>());
       }
     }
-    if constexpr (kTakesFew || kTakesMany) {
+    if (rows > 8) error = kLacksKernels;
+    if constexpr (kTakesFew || (kTakesMany && kTakesUntiled)) {
       if (rows > 8) error = go(std::integral_constant<LinearWay, LinearWay::kSixteenRows>());
     }
     if (error != cudaSuccess) return error;
