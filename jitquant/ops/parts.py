@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from typing import NamedTuple
 
@@ -41,6 +42,22 @@ class Part(NamedTuple):
     def wider(self) -> list[Part]:
         """The parts that have these kernels too, the widest last."""
         return [] if self.of is None else [self.of, *self.of.wider]
+
+
+class Both(enum.IntEnum):
+    """Scales of a matrix and of its transpose that have kernels of their own (quantize_both.cu)."""
+
+    PLAIN = 0
+    MXFP8 = 1
+    ANY = 2
+
+
+def part_for_both(x: Tensor, scales: Both) -> Part | None:
+    """What a matrix and its transpose need of their module, if all blocks of 16 are whole."""
+    of = PARTS.get(x.dtype)
+    if of is None or x.shape[-1:].numel() % 16 != 0:
+        return of
+    return of.narrowed(scales.name.lower(), f"-DJITQUANT_BOTH={scales:d}")
 
 
 #: Operands of products are aligned if their columns are a multiple of this and their memory is

@@ -486,10 +486,6 @@ inline bool apart_by_16(const void* p, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(p) % 16 == 0 && bytes % 16 == 0;
 }
 
-// What a launcher returns if its library was built without the kernels that a call needs. The
-// caller then takes a wider part of the module (Op.part in jitquant/ops/schema.py).
-constexpr cudaError_t kLacksKernels = cudaErrorInvalidDeviceFunction;
-
 // -DJITQUANT_ALIGNED builds a library for aligned operands, which compiles faster.
 #ifdef JITQUANT_ALIGNED
 constexpr bool kTakesUnaligned = false;

@@ -295,6 +295,7 @@ cudaError_t launch_tiles(const Matrix& x, const Extent& extent, const GroupNumer
 namespace {
 
 // Groups of `size` elements, or squares with that side, of the matrix and of its transpose.
+// -DJITQUANT_BOTH=<number> builds a library for one kind of scales and whole blocks alone.
 cudaError_t launch_both(const Matrix& x, int64_t size, bool square, const GroupNumerics& numerics,
                         const GroupOutput& out, const GroupOutput& out_t, cudaStream_t stream) {
   Extent extent = {4, square};
@@ -302,17 +303,26 @@ cudaError_t launch_both(const Matrix& x, int64_t size, bool square, const GroupN
   const bool whole = is_whole(x, out.data);
   const bool plain = whole && size == kSide && !divides(numerics) && !numerics.bounded &&
                      is_plain(out.scales) && is_plain(out_t.scales);
-  const bool mxfp8 = whole && numerics.scale_format == ScaleFormat::kE8m0;
+  const Both kind = plain                                         ? Both::kPlain
+                    : numerics.scale_format == ScaleFormat::kE8m0 ? Both::kMxfp8
+                                                                  : Both::kAny;
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
     const auto launch = [&](auto is_whole, auto what) {
       return launch_tiles<T, is_whole, what>(x, extent, numerics, out, out_t, stream);
     };
     constexpr std::true_type yes = {};
-    if (plain) return launch(yes, std::integral_constant<Both, Both::kPlain>());
-    if (mxfp8) return launch(yes, std::integral_constant<Both, Both::kMxfp8>());
+#ifdef JITQUANT_BOTH
+    constexpr Both kOnly = static_cast<Both>(JITQUANT_BOTH);
+    return whole && kind == kOnly ? launch(yes, std::integral_constant<Both, kOnly>())
+                                  : kLacksKernels;
+#else
     constexpr std::integral_constant<Both, Both::kAny> any = {};
-    return whole ? launch(yes, any) : launch(std::false_type(), any);
+    if (!whole) return launch(std::false_type(), any);
+    if (kind == Both::kPlain) return launch(yes, std::integral_constant<Both, Both::kPlain>());
+    if (kind == Both::kMxfp8) return launch(yes, std::integral_constant<Both, Both::kMxfp8>());
+    return launch(yes, any);
+#endif
   });
 }
 
