@@ -52,14 +52,14 @@ MODULES = [
 
 
 # Bytes of a thread. The 512 threads of a block of experts have all registers there are; what does
-# not fit is used once a group of rows, not in the loop over tiles. Their largest tiles store 28
-# bytes, which they load again for each sum. Rotated rows in fp16 and rotated groups in fp32 are a
-# few registers past their bound; no GPU has timed a looser one. A matrix and its transpose were
-# timed with these spills, which make room for three blocks per SM: on 9.0 4over6 takes 466 us with
-# 56 bytes and 530 with two blocks. Rows of fp16 in a cluster spill for 10.0 alone.
+# not fit is used once a group of rows, not in the loop over tiles. Rotated rows in fp16 and rotated
+# groups in fp32 are a few registers past their bound; no GPU has timed a looser one. A matrix and
+# its transpose were timed with these spills, which make room for three blocks per SM: on 9.0 4over6
+# takes 466 us with 56 bytes and 530 with two blocks. Rows of fp16 in a cluster spill for 10.0
+# alone.
 SPILLED = {
     "fused_rmsnorm_quantize": 8,
-    "nvfp4_experts": 448,
+    "nvfp4_experts": 280,
     "quantize_both": 8,
     "quantize_mxfp4": 8,
     "quantize_nvfp4_both": 160,
