@@ -9,7 +9,7 @@ import platform
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import zip_longest
@@ -79,7 +79,7 @@ _SEPARATE = {
 }
 #: A flag that adds a directory to be searched, and the directory, as words in one string.
 _DIRECTORY_FLAG = re.compile(
-    r"\0(?:-I|--include-path|-isystem|--system-include|-iquote|-idirafter|-L)[=\0]?([^\0]+)(?=\0)"
+    r"\0\s*(?:-I|--include-path|-isystem|--system-include|-iquote|-idirafter|-L)[=\s\0]*([^\0]+)"
 )
 _ARCH_FLAGS = ("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code")
 
@@ -247,10 +247,14 @@ def all_flags(request: Request, env: Mapping[str, str]) -> list[str]:
     return flags
 
 
+def directories_in(words: Iterable[str]) -> list[str]:
+    """The search directories that the words of flags add, as they are written."""
+    return _DIRECTORY_FLAG.findall("\0".join(["", *words]))
+
+
 def _flag_dirs(named: Named, env: Mapping[str, str]) -> tuple[str, ...]:
     """The search directories that flags and variables add, and those of files they name."""
-    words = [word for flag in named.words for word in flag.split(",")]
-    found = list(_DIRECTORY_FLAG.findall("\0".join(["", *words, ""])))
+    found = directories_in(word for flag in named.words for word in flag.split(","))
     found += map(os.path.dirname, named.files)
     for variable in ("CPATH", "CPLUS_INCLUDE_PATH"):
         found += env.get(variable, "").split(os.pathsep)
