@@ -32,7 +32,6 @@ from jitquant.loader.machine.torch_install import torch_install
 from jitquant.loader.machine.watchdog import Watchdog
 from jitquant.loader.request.plan import Request
 from jitquant.loader.tools import doctor
-from jitquant.loader.tools.trial_build import TrialBuild
 
 from .conftest import Toy
 from .toys import (
@@ -323,7 +322,7 @@ def test_a_cache_that_may_not_be_read_is_named_with_the_way_out(
             for path in {cache, cache / opened}:
                 path.chmod(0o755)
         monkeypatch.setenv("JITQUANT_CACHE_DIR", str(cache))
-        monkeypatch.setattr(doctor, "try_build", lambda loader: TrialBuild(0.1, None))
+        monkeypatch.setattr(doctor, "try_build", lambda plan_of: 0.1)
         way_out = f"chmod -R a+rX {cache}"
 
         def other_user() -> bool:
