@@ -114,6 +114,16 @@ def test_wheel_comes_after_the_variables_and_before_path(
     assert cudart_flags(found)[1:] == ["-ldl", "-lrt", "-lpthread"]
 
 
+def test_of_two_wheels_that_of_the_newer_cuda_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tools, "wheel_roots", lambda: [str(tmp_path)])
+    assert tools._wheel_nvcc() is None
+    for folder in ("cuda_nvcc", "cu13"):
+        nvcc = fake_nvcc(tmp_path / folder)
+        assert tools._wheel_nvcc() == str(nvcc)
+
+
 def test_wrapper_script_leads_to_the_toolkit_behind_it(
     nowhere: dict[str, str], tmp_path: Path
 ) -> None:

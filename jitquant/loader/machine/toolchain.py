@@ -182,22 +182,12 @@ def wheel_roots() -> list[str]:
 
 
 def _wheel_nvcc() -> str | None:
-    """nvcc of the PyPI wheels, if they are installed in this interpreter's environment."""
-    roots = wheel_roots()
-    found = [
-        candidate
-        for root in roots
-        for candidate in sorted(Path(root).glob("*/bin/nvcc"), reverse=True)
-    ]
-    if not found:
-        return None
-    with contextlib.suppress(Exception):
-        from cuda.pathfinder import find_nvidia_binary_utility
-
-        located = find_nvidia_binary_utility("nvcc")
-        if located and any(str(located).startswith(str(root) + os.sep) for root in roots):
-            return str(located)
-    return str(found[0])
+    """nvcc of the PyPI wheels in this interpreter's environment; of CUDA 13 before 12's."""
+    for pattern in ("cu[0-9]*/bin/nvcc", "cuda_nvcc/bin/nvcc"):
+        for root in wheel_roots():
+            if found := sorted(Path(root).glob(pattern), reverse=True):
+                return str(found[0])
+    return None
 
 
 def _candidates(env: Mapping[str, str]) -> Iterable[tuple[str, str]]:

@@ -44,7 +44,7 @@ from ..machine.trust import GROUP, doubt, others_write, shared_group, write_trus
 from ..report import outside
 from ..request.includes import Searched
 from ..request.key import SCHEMA, digest_of
-from .hold import Hold, hold, is_lockable
+from .hold import Hold, hold, take_lock
 
 #: Incremented when the directory layout changes.
 _LAYOUT = "v1"
@@ -54,6 +54,7 @@ _MISPLACED = (NotADirectoryError, IsADirectoryError)
 _KEPT_LOGS = 40
 _STALE_SECONDS = 24 * 3600.0
 _ATTEMPTS = 3
+_POLL_SECONDS = 0.05
 
 
 #: The variable that lists directories with builds made elsewhere.
@@ -520,61 +521,49 @@ class Cache:
         """
         path = self.base / "locks" / f"{_shard(level1)}.lock"
         owner = path.with_suffix(".owner")
-        if not self._flock_works(path):
-            yield False
-            return
-        from filelock import FileLock, Timeout
-
-        lock = FileLock(str(path), mode=self._lock_mode)
-        started = time.monotonic()
-        while True:
-            waited = time.monotonic() - started
-            if waited >= timeout:
-                raise LockTimeoutError(
-                    f"waited {waited:.0f} s for the build lock {path}, which is held by "
-                    f"{_describe_owner(owner)}. Wait for it, stop it, or raise the limit with "
-                    "JITQUANT_LOCK_TIMEOUT (seconds)."
-                )
-            try:
-                lock.acquire(timeout=max(0.0, min(beat, timeout - waited)), poll_interval=0.05)
-                break
-            except Timeout:
-                on_wait(_describe_owner(owner), time.monotonic() - started)
-            except OSError as error:
-                raise self.explain_os_error(error) from error
-        me = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
         try:
-            with contextlib.suppress(OSError):
-                owner.write_text(json.dumps(me))
-            yield True
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self.explain_os_error(error) from error
+        locked: bool | None = False
+        try:
+            with contextlib.suppress(PermissionError):  # made by another of the group
+                os.fchmod(descriptor, 0o600 if self._group is None else 0o660)
+            started = told = time.monotonic()
+            while (locked := take_lock(descriptor, fcntl.LOCK_EX)) is False:
+                now = time.monotonic()
+                if now - started >= timeout:
+                    raise LockTimeoutError(
+                        f"waited {now - started:.0f} s for the build lock {path}, which is held by "
+                        f"{_describe_owner(owner)}. Wait for it, stop it, or raise the limit with "
+                        "JITQUANT_LOCK_TIMEOUT (seconds)."
+                    )
+                if now - told >= beat:
+                    on_wait(_describe_owner(owner), now - started)
+                    told = now
+                time.sleep(_POLL_SECONDS)
+            if locked:
+                me = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+                with contextlib.suppress(OSError):
+                    owner.write_text(json.dumps(me))
+            yield locked is True
         finally:
             with contextlib.suppress(OSError):
-                owner.unlink()
-            lock.release()
-
-    @property
-    def _lock_mode(self) -> int:
-        return 0o600 if self._group is None else 0o660
+                if locked:
+                    owner.unlink()
+            # A forked child may have the file open too, and must not go on holding the lock.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
 
     def builders(self) -> list[str]:
         """The holders of build locks, as far as this machine's kernel knows."""
         held: list[str] = []
         for path in sorted((self.base / "locks").glob("*.lock")):
             with contextlib.suppress(OSError), open(path, "rb") as stream:
-                try:
-                    fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if take_lock(stream.fileno(), fcntl.LOCK_SH) is False:
                     held.append(_describe_owner(path.with_suffix(".owner")))
         return held
-
-    def _flock_works(self, path: Path) -> bool:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with contextlib.suppress(PermissionError):  # made by another of the group
-                os.fchmod(descriptor, self._lock_mode)
-        except OSError as error:
-            raise self.explain_os_error(error) from error
-        return is_lockable(descriptor)
 
 
 _CHOOSE_ANOTHER = "Set JITQUANT_CACHE_DIR to a directory of your own."

@@ -70,18 +70,22 @@ def hold(library: Path) -> Hold | None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         descriptor = os.open(library, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if _is_still(library, descriptor):
-                return Hold(descriptor)
-        except OSError as error:
-            if error.errno in _NO_FLOCK:
-                return Hold(descriptor)
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                return None
+        locked = take_lock(descriptor, fcntl.LOCK_SH)
+        if locked is None or (locked and _is_still(library, descriptor)):
+            return Hold(descriptor)
         os.close(descriptor)
+        if not locked and time.monotonic() > deadline:
+            return None
         time.sleep(0.005)
+
+
+def take_lock(descriptor: int, operation: int) -> bool | None:
+    """Whether an open file could be locked; ``None`` if its file system has no locks."""
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except OSError as error:
+        return None if error.errno in _NO_FLOCK else False
+    return True
 
 
 def has_locks(directory: Path) -> bool:
@@ -90,18 +94,10 @@ def has_locks(directory: Path) -> bool:
         descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
-    return is_lockable(descriptor)
-
-
-def is_lockable(descriptor: int) -> bool:
-    """Whether the file system of an open file supports these locks. Closes the file."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in _NO_FLOCK
+        return take_lock(descriptor, fcntl.LOCK_SH) is not None
     finally:
         os.close(descriptor)
-    return True
 
 
 def _is_still(path: Path, descriptor: int) -> bool:
@@ -133,11 +129,6 @@ def unused(library: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield True
+        yield take_lock(descriptor, fcntl.LOCK_EX) is True
     finally:
         os.close(descriptor)
