@@ -37,7 +37,6 @@ from .store.match import (
     changes_too_fast,
     digests_now,
     match_entry,
-    take,
 )
 from .store.texts import source_files
 from .watch.inotify import Watcher
@@ -577,9 +576,9 @@ class Loader:
         for cache in caches:
             for directory, entry in cache.candidates(plan.level1):
                 match = match_entry(plan, self.hasher, entry)
-                if not isinstance(match, str) and (build := take(cache, directory, entry, match)):
+                if not isinstance(match, str) and (held := cache.open_library(directory, entry)):
                     self.hasher.keep()
-                    return build
+                    return Build(entry, directory / entry.library, match, held)
         return None
 
     def _load(self, wanted: Wanted, build: Build) -> tuple[Loaded, Watched]:

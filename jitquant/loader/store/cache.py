@@ -30,7 +30,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import (
     CacheError,
@@ -123,14 +123,6 @@ class Entry:
         if entry.ops is None:
             raise ValueError("its operators are not known; an older jitquant made it")
         return entry
-
-
-class Published(NamedTuple):
-    """A published entry, held: the given one, or an equal one that existed before."""
-
-    directory: Path
-    entry: Entry
-    hold: Hold
 
 
 def default_root() -> Path:
@@ -380,10 +372,11 @@ class Cache:
             os.rename(directory, aside)
             shutil.rmtree(aside, ignore_errors=True)
 
-    def publish(self, staged: Path, entry: Entry) -> Published:
+    def publish(self, staged: Path, entry: Entry) -> tuple[Path, Entry, Hold]:
         """Publish a finished entry by one rename; an equal existing one is kept.
 
-        It is held before it is published, so nobody can remove it before it is used.
+        It is held before it is published, so nobody can remove it before it is used. Returns its
+        directory, the entry there, and the hold.
 
         Raises:
             CacheError: the file system refuses.
@@ -396,9 +389,9 @@ class Cache:
             for path in staged.iterdir():
                 path.chmod(0o644)  # whatever the umask
             ours = hold(staged / entry.library)
-        if ours is None:
+        if ours is None or ours.sha256() != entry.library_sha256:
             raise CacheError(
-                f"cache directory {self.root}: the new build in it cannot be opened. "
+                f"cache directory {self.root}: the new build in it cannot be read. "
                 f"{_CHOOSE_ANOTHER}"
             )
         for attempt in range(_ATTEMPTS):
@@ -411,12 +404,12 @@ class Cache:
                 if not pruned and error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise self.explain_os_error(error) from error
             else:
-                return Published(target, entry, ours)
+                return target, entry, ours
             for directory, other in self.candidates(entry.level1):
                 if directory == target and (theirs := self.open_library(directory, other)):
                     ours.release()
                     shutil.rmtree(staged, ignore_errors=True)
-                    return Published(target, other, theirs)
+                    return target, other, theirs
         raise DamagedEntryError(
             f"cache entry {target} is damaged and cannot be replaced; remove it by hand."
         )

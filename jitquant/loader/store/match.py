@@ -12,7 +12,7 @@ from ..request.includes import look_at, visible_now
 from ..request.key import digest_of
 from ..request.plan import Plan, Wanted, python_abi
 from ..request.sources import FileHasher, Signature, Watched, is_own
-from .cache import Cache, Entry
+from .cache import Entry
 from .hold import Hold
 
 #: How often a build begins anew because its files have changed.
@@ -95,12 +95,6 @@ def _found_where_it_was(
         return None
     hasher.remember(key, visible.directories)
     return visible.directories
-
-
-def take(cache: Cache, directory: Path, entry: Entry, match: Watched) -> Build | None:
-    """The build in ``directory``, unless it is damaged or just being removed."""
-    held = cache.open_library(directory, entry)
-    return None if held is None else Build(entry, directory / entry.library, match, held)
 
 
 def digests_now(plan: Wanted, hasher: FileHasher, headers: Iterable[str]) -> dict[str, str | None]:
