@@ -35,7 +35,6 @@ from .store.match import (
     Build,
     ChangedError,
     changes_too_fast,
-    digests_now,
     match_entry,
 )
 from .store.texts import source_files
@@ -370,8 +369,7 @@ class Loader:
             return record.module
         from .store.changes import what_changed
 
-        now = digests_now(plan, self.hasher, record.entry.headers)
-        why = what_changed(record.entry.record, plan.inputs, now)
+        why = what_changed(record.entry.record, plan, self.hasher)
         raise CaptureError(
             f"module {request.name!r} is out of date ({why}) and a CUDA graph is being captured: "
             f"compiling must not happen within a capture. {way_out}"

@@ -24,7 +24,7 @@ from ..settings import setting, unknown_settings
 from ..store.cache import Cache, Entry
 from ..store.changes import what_changed
 from ..store.hold import Hold
-from ..store.match import MOST_ATTEMPTS, Build, ChangedError, digests_now, match_entry
+from ..store.match import MOST_ATTEMPTS, Build, ChangedError, match_entry
 from ..store.prune import trim
 from ..units import parse_size, show_size
 
@@ -226,8 +226,7 @@ class Builder:
                 "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
             )
         last = cache.last(plan.name)
-        now = digests_now(plan, self._hasher, (last or {}).get("headers", {}))
-        why = what_changed(last, plan.inputs, now)
+        why = what_changed(last, plan, self._hasher)
         slow = [
             os.path.basename(path)
             for path in plan.sources

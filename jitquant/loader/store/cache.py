@@ -147,7 +147,7 @@ class Cache:
         self.root = root
         self.base = root / _LAYOUT
         self._group: int | None = None
-        self._temporary: Path | None = None
+        self._temporary: Cache | None = None
         self._directories = (root, self.base, *(self.base / sub for sub in _SUBDIRECTORIES))
 
     # -- the directory itself ------------------------------------------------------------------
@@ -270,19 +270,19 @@ class Cache:
         Raises:
             CacheError: there is no writable temporary directory either.
         """
-        if self._temporary is None or not self._temporary.is_dir():
+        if self._temporary is None or not self._temporary.root.is_dir():
             try:
-                self._temporary = new_scratch("cache")[0]  # locked until this process ends
+                root = new_scratch("cache")[0]  # locked until this process ends
             except OSError as error:
                 raise CacheError(
                     f"cache directory {self.root} cannot be written to, and neither can a "
                     f"temporary directory be made ({error}). Set JITQUANT_CACHE_DIR or TMPDIR to "
                     "a directory that can be written to."
                 ) from error
-            atexit.register(_remove_if_owner, self._temporary, os.getpid())
-        cache = Cache(self._temporary)
-        cache.prepare()
-        return cache
+            atexit.register(_remove_if_owner, root, os.getpid())
+            self._temporary = Cache(root)
+        self._temporary.prepare()
+        return self._temporary
 
     # -- entries -------------------------------------------------------------------------------
 

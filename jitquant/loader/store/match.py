@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,13 +94,3 @@ def _found_where_it_was(
         return None
     hasher.remember(key, visible.directories)
     return visible.directories
-
-
-def digests_now(plan: Wanted, hasher: FileHasher, headers: Iterable[str]) -> dict[str, str | None]:
-    """The digests that these headers have now, ``None`` for one that is gone."""
-    now: dict[str, str | None] = {}
-    for name in headers:
-        path = plan.roots.path(name)
-        state = hasher.state(path) if path else None
-        now[name] = state.digest if state else None
-    return now

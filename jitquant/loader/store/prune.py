@@ -188,11 +188,8 @@ def _remove(cache: Cache, build: Stored) -> bool:
         except OSError:
             return False
     shutil.rmtree(aside, ignore_errors=True)
-    group = build.directory.parent
-    with _locked(cache, group.name) as locked:
-        if locked:
-            with contextlib.suppress(OSError):  # it has other builds
-                group.rmdir()
+    with contextlib.suppress(OSError):  # it has other builds
+        build.directory.parent.rmdir()
     return True
 
 
