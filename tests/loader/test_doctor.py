@@ -92,7 +92,7 @@ def test_no_nvcc_is_an_error(
     no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.path.isfile
-    monkeypatch.setattr(tools, "_wheel_nvcc", lambda: None)
+    monkeypatch.setattr(tools, "_in_wheels", lambda name: None)
     monkeypatch.setattr(tools.os.path, "isfile", lambda p: real(p) and not str(p).endswith("/nvcc"))
     monkeypatch.setenv("CUDA_HOME", "/gone")
     found = examine(new_loader(tmp_path / "cache"))

@@ -120,8 +120,6 @@ class Entry:
             entry.searched = [Searched(*one) for one in entry.searched]
         except TypeError as error:
             raise ValueError(str(error)) from None
-        if entry.ops is None:
-            raise ValueError("its operators are not known; an older jitquant made it")
         return entry
 
 
