@@ -314,10 +314,6 @@ class Loader:
 
         Args:
             on_tick: called many times a second while compilers run, with what is running.
-
-        Raises:
-            LoaderError, ValueError, TypeError, FileNotFoundError: as
-                :func:`jitquant.loader.get_cuda_module`.
         """
         for _ in range(MOST_ATTEMPTS):
             plan = self.plan_of(request)
@@ -380,10 +376,6 @@ class Loader:
 
         Args:
             why: why existing builds do not fit, if there are any.
-
-        Raises:
-            FrozenError: after :meth:`freeze` without ``build``.
-            NoBuildError: ``JITQUANT_NO_BUILD`` is 1.
         """
         if self._may_build():
             return
@@ -443,12 +435,7 @@ class Loader:
         return choose_archs(explicit, env=os.environ.get, native=self._native)
 
     def look_up(self, request: Request) -> Wanted:
-        """The files and architectures of a request.
-
-        Raises:
-            ValueError: a jitquant variable has an invalid value; and what
-                :func:`.plan.look_up` raises.
-        """
+        """The files and architectures of a request."""
         check_settings()
         sources = source_files(request.name, request.sources, self.cache)
         request = request._replace(sources=sources)
@@ -457,12 +444,7 @@ class Loader:
         )
 
     def plan(self, wanted: Wanted) -> Plan:
-        """The request with the compilers for it.
-
-        Raises:
-            CacheError, NvccNotFoundError, HostCompilerNotFoundError, UnsupportedArchError: as
-                their names say; if a compiler is missing, also why no bundle fits.
-        """
+        """The request with the compilers for it."""
         cache = self.cache()
         cache.check()
         self.memo.attach(cache.memo_directory)
@@ -478,12 +460,7 @@ class Loader:
             raise
 
     def plan_of(self, request: Request) -> Plan:
-        """The files, architectures and compilers of a request.
-
-        Raises:
-            LoaderError, ValueError, TypeError, FileNotFoundError: as :meth:`get`, for what is found
-                before compiling.
-        """
+        """The files, architectures and compilers of a request."""
         return self.plan(self.look_up(request))
 
     def search_bundles(self, wanted: Wanted) -> tuple[Build | None, list[str]]:

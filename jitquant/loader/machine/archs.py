@@ -202,9 +202,6 @@ def choose_archs(
     ``TORCH_CUDA_ARCH_LIST`` is meant for ahead-of-time builds and often set by a container image.
     Architectures that are too old are skipped, and visible GPUs that are missing are added, because
     the module would otherwise not run here.
-
-    Raises:
-        UnsupportedArchError: as :func:`parse_archs` and :func:`visible_archs`.
     """
     if explicit is not None:
         return ArchChoice(parse_archs(explicit, native=native), "archs=")

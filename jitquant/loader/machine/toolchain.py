@@ -235,9 +235,6 @@ def find_nvcc(memo: Memo, env: Mapping[str, str] = os.environ) -> tuple[Nvcc, tu
     """The nvcc to use, and notes about settings that do not lead to one.
 
     Order: ``CUDA_HOME``, ``CUDA_PATH``, the PyPI wheel, ``PATH``, ``/usr/local/cuda``.
-
-    Raises:
-        NvccNotFoundError: none of them is a working nvcc.
     """
     tried: list[str] = []
     notes: list[str] = []
@@ -310,11 +307,7 @@ def _existing(*paths: str) -> list[str]:
 
 
 def find_launcher() -> tuple[str, ...]:
-    """The command of ``JITQUANT_NVCC_LAUNCHER``, such as sccache or ccache; or ``()``.
-
-    Raises:
-        ValueError: it is not a program on PATH.
-    """
+    """The command of ``JITQUANT_NVCC_LAUNCHER``, such as sccache or ccache; or ``()``."""
     given = os.environ.get(LAUNCHER, "")
     words = shlex.split(given)
     if not words:
@@ -326,11 +319,7 @@ def find_launcher() -> tuple[str, ...]:
 
 
 def find_host_compiler(memo: Memo, env: Mapping[str, str] = os.environ) -> HostCompiler:
-    """``CXX`` if set, else ``g++`` (nvcc's default), else ``c++``.
-
-    Raises:
-        HostCompilerNotFoundError: none of them exists, or it does not run.
-    """
+    """``CXX`` if set, else ``g++`` (nvcc's default), else ``c++``."""
     chosen = env.get("CXX", "").strip()
     for text in [chosen] if chosen else ["g++", "c++"]:
         command = shlex.split(text)

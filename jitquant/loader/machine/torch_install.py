@@ -46,11 +46,7 @@ class TorchInstall(NamedTuple):
 
 
 def torch_install() -> TorchInstall:
-    """The torch that ``import torch`` gives.
-
-    Raises:
-        LoaderError: torch is missing or incomplete.
-    """
+    """The torch that ``import torch`` gives."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "_C") and hasattr(torch, "version"):
         return TorchInstall(

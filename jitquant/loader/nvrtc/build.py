@@ -43,12 +43,7 @@ class DeviceLoader:
         self._latest: dict[Request, tuple[DeviceModule, bool]] = {}
 
     def get(self, request: Request, *, frozen: bool) -> DeviceModule:
-        """The module of ``request``, compiled from its current files.
-
-        Raises:
-            ValueError: not one ``.cu``, or several architectures.
-            NvrtcNotFoundError, CompileError, FrozenError, CaptureError: as their names say.
-        """
+        """The module of ``request``, compiled from its current files."""
         with self._guard:
             latest, reloads = self._latest.get(request, (None, True))
             if latest is not None and (frozen or not reloads):

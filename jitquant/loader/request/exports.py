@@ -158,12 +158,7 @@ def generator_file() -> str:
 
 
 def find_binding(module: str, path: str) -> Binding | None:
-    """The binding to generate for the source at ``path``; ``None`` if it exports nothing.
-
-    Raises:
-        CompileError: a macro that cannot be used; the diagnostic has its file and line.
-        OSError: the file cannot be read.
-    """
+    """The binding to generate for the source at ``path``; ``None`` if it exports nothing."""
     if not exports_something(path):
         return None
     text = Path(path).read_bytes().decode(errors="replace")

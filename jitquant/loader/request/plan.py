@@ -155,11 +155,7 @@ class Plan(Wanted):
 
 
 def check_flags(cuda_flags: tuple[str, ...]) -> None:
-    """Reject nvcc flags that conflict with the loader's own.
-
-    Raises:
-        ValueError: a flag that selects an architecture, or separate device compilation.
-    """
+    """Reject nvcc flags that conflict with the loader's own."""
     for flag, value in zip_longest(cuda_flags, cuda_flags[1:], fillvalue=""):
         if flag.split("=", 1)[0] in _ARCH_FLAGS:
             raise ValueError(
@@ -179,9 +175,6 @@ def check_paths(sources: tuple[str, ...], include_dirs: tuple[str, ...]) -> None
     """Reject paths that a compiler would misread.
 
     nvcc passes paths on through a shell, in double quotes.
-
-    Raises:
-        ValueError: the path of a source or of an include directory contains such a character.
     """
     has_cuda = any(path.lower().endswith(CUDA_SUFFIXES) for path in sources)
     refused = '\\\n"$`' if has_cuda else "\\\n"
@@ -279,13 +272,7 @@ def look_up(
     hasher: FileHasher,
     choose: Callable[[str | Sequence[str] | None], ArchChoice],
 ) -> Wanted:
-    """The files and architectures of ``request``; neither needs nor looks for a compiler.
-
-    Raises:
-        FileNotFoundError, ValueError, TypeError: as :func:`resolve_sources` and
-            :func:`check_flags`.
-        UnsupportedArchError: an architecture that cannot be compiled for.
-    """
+    """The files and architectures of ``request``; neither needs nor looks for a compiler."""
     torch = torch_install()
     check_flags(request.cuda_flags)
     sources = resolve_sources(request.sources, kernels_dir)
@@ -362,12 +349,7 @@ def _this_cpu() -> str:
 
 
 def make_plan(wanted: Wanted, memo: Memo) -> Plan:
-    """Find the compilers for a request. Compiles nothing.
-
-    Raises:
-        NvccNotFoundError, HostCompilerNotFoundError, UnsupportedArchError: as their names say.
-        CompileError: a JITQUANT_EXPORT that cannot be used.
-    """
+    """Find the compilers for a request. Compiles nothing."""
     host = find_host_compiler(memo)
     nvcc, notes = find_nvcc(memo) if wanted.has_cuda else (None, ())
     launcher = find_launcher()

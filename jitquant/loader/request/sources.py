@@ -52,12 +52,7 @@ class Watched(NamedTuple):
 
 
 def check_name(name: object) -> str:
-    """``name`` if it can name a module.
-
-    Raises:
-        TypeError: not a string.
-        ValueError: not an ASCII identifier.
-    """
+    """``name`` if it can name a module."""
     if not isinstance(name, str):
         raise TypeError(f"name: expected a string, got {type(name).__name__} ({name!r}).")
     if not (name.isascii() and name.isidentifier() and len(name) <= 100):
@@ -69,11 +64,7 @@ def check_name(name: object) -> str:
 
 
 def as_strings(value: object, argument: str, example: str) -> tuple[str, ...]:
-    """A sequence of strings or paths as a tuple of strings.
-
-    Raises:
-        TypeError: a bare string (a likely slip for a list of one) or anything else.
-    """
+    """A sequence of strings or paths as a tuple of strings."""
     if isinstance(value, str | os.PathLike):
         raise TypeError(f"{argument}: expected a list, got {value!r}; give [{example}].")
     if not isinstance(value, Iterable):

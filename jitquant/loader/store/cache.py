@@ -110,11 +110,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, text: bytes) -> Entry:
-        """The entry that ``text`` describes.
-
-        Raises:
-            ValueError: it is not such a description.
-        """
+        """The entry that ``text`` describes."""
         try:
             entry = cls(**json.loads(text))
             entry.searched = [Searched(*one) for one in entry.searched]
@@ -151,11 +147,7 @@ class Cache:
     # -- the directory itself ------------------------------------------------------------------
 
     def distrust(self) -> str:
-        """Why nothing may be loaded from here, and how to fix it; ``""`` if it may.
-
-        Raises:
-            ValueError: ``JITQUANT_CACHE_GROUP`` names no group.
-        """
+        """Why nothing may be loaded from here, and how to fix it; ``""`` if it may."""
         self._group = shared_group()
         for directory in self._directories:
             try:
@@ -263,11 +255,7 @@ class Cache:
         return self._temporary is not None
 
     def temporary(self) -> Cache:
-        """A private cache for this process, used if this one is not writable.
-
-        Raises:
-            CacheError: there is no writable temporary directory either.
-        """
+        """A private cache for this process, used if this one is not writable."""
         if self._temporary is None or not self._temporary.root.is_dir():
             try:
                 root = new_scratch("cache")[0]  # locked until this process ends

@@ -54,12 +54,7 @@ class Explanation:
 
 
 def explain(loader: Loader, request: Request) -> Explanation:
-    """What requesting ``request`` would do now. Compiles and loads nothing.
-
-    Raises:
-        LoaderError, ValueError, TypeError, FileNotFoundError: as
-            :func:`jitquant.loader.get_cuda_module`, if detected before compiling.
-    """
+    """What requesting ``request`` would do now. Compiles and loads nothing."""
     wanted = loader.look_up(request)
     build, refused = loader.search_bundles(wanted)
     explanation = partial(

@@ -57,9 +57,6 @@ def find_tool(name: str, env: Mapping[str, str] = os.environ) -> str:
     """The path of ``cuobjdump`` or ``nvdisasm``; a newer one reads the code of older compilers.
 
     Order: ``CUDA_HOME``, ``CUDA_PATH``, the PyPI wheels, ``PATH``, ``/usr/local/cuda``, triton.
-
-    Raises:
-        ToolNotFoundError: none of these has it.
     """
     places = [path for path, _ in program_places(name, env)]
     # triton brings its own, for what it compiles itself.
@@ -76,12 +73,7 @@ def find_tool(name: str, env: Mapping[str, str] = os.environ) -> str:
 
 
 def build_of(loader: Loader, request: Request) -> Build:
-    """The build that ``request`` would load: from a bundle, from the cache, or a new one.
-
-    Raises:
-        LoaderError, ValueError, TypeError, FileNotFoundError: as
-            :func:`jitquant.loader.get_cuda_module`.
-    """
+    """The build that ``request`` would load: from a bundle, from the cache, or a new one."""
     return loader.search_bundles(loader.look_up(request))[0] or loader.ensure(request)
 
 
@@ -92,12 +84,7 @@ def kernels_of(build: Build) -> list[KernelUsage]:
 
 
 def sass(loader: Loader, request: Request) -> list[Code]:
-    """The machine code of ``request``, for each architecture that its build has.
-
-    Raises:
-        ToolNotFoundError: cuobjdump or nvdisasm is missing.
-        LoaderError: one of them fails, or as :func:`build_of`.
-    """
+    """The machine code of ``request``, for each architecture that its build has."""
     cuobjdump, nvdisasm = find_tool("cuobjdump"), find_tool("nvdisasm")
     build = build_of(loader, request)
     found: list[Code] = []
@@ -114,9 +101,6 @@ def ptx(plan: Plan) -> list[Code]:
     """The PTX that the sources of ``plan`` are compiled to, for each architecture.
 
     A build contains only machine code, so the device half is compiled again, with the same flags.
-
-    Raises:
-        CompileError: it does not compile.
     """
     found: list[Code] = []
     with scratch("ptx") as place:
