@@ -311,7 +311,6 @@ def look_up(
         "libc": "-".join(platform.libc_ver()),
         "machine": platform.machine(),
         "torch": torch.identity,
-        "cxx11_abi": torch.cxx11_abi,
     }
     if generates:
         # The binding's text follows from the sources and the generator.

@@ -44,7 +44,7 @@ _STABLE = ">= " + ".".join(map(str, OLDEST_TORCH))
 
 #: What has to be equal, apart from what is compared on its own.
 _EQUAL = (
-    *("torch", "machine", "cpu", "cxx11_abi", "cuda_flags", "cxx_flags", "debug"),
+    *("torch", "machine", "cpu", "cuda_flags", "cxx_flags", "debug"),
     *("include_dirs", "layout", "binding_generator"),
 )
 

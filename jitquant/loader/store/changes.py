@@ -29,7 +29,6 @@ LABELS = {
     "installed": "directories that are of an installation",
     "machine": "the machine",
     "cpu": "processor, which a flag with =native asks for",
-    "cxx11_abi": "C++ ABI",
     "binding_generator": "generator of bindings",
 }
 
