@@ -452,19 +452,15 @@ class Cache:
         directories are removed only by age, as everything is if ``level1`` is ``None``.
         """
         staging = self.base / "staging"
+        unfinished = (path for d in ("last", "toolchain") for path in (self.base / d).glob("*.tmp"))
         with contextlib.suppress(OSError):
             with tempfile.TemporaryFile(dir=staging) as new:
                 now = os.fstat(new.fileno()).st_mtime  # by the clock that dates the others
-            for item in os.scandir(staging):
-                with contextlib.suppress(OSError):
-                    ours = level1 and item.name.startswith(staged_by_this_machine(level1))
-                    if ours or now - item.stat().st_mtime > _STALE_SECONDS:
-                        shutil.rmtree(item.path, ignore_errors=True)
-        for directory in ("last", "toolchain"):
-            for path in (self.base / directory).glob("*.tmp"):
-                if not _lives(path.suffixes[-2][1:].partition("-")[0]):
-                    with contextlib.suppress(OSError):
-                        path.unlink()
+            for path in (*staging.iterdir(), *unfinished):
+                ours = level1 and path.name.startswith(staged_by_this_machine(level1))
+                with contextlib.suppress(OSError):  # just removed
+                    if ours or now - path.lstat().st_mtime > _STALE_SECONDS:
+                        remove(path)
 
     def write_log(self, name: str, text: str) -> Path | None:
         """Store the output of a failed command, and remove the oldest logs."""
@@ -575,17 +571,11 @@ def _describe_owner(path: Path) -> str:
         return "a process that has not identified itself"
 
 
-def _lives(pid: str) -> bool:
-    """Whether process ``pid`` exists on this machine; other machines write again next time."""
-    try:
-        os.kill(int(pid), 0)
-    except ValueError:
-        return True
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+def remove(path: Path) -> None:
+    """Remove a file or a directory, as far as possible."""
+    shutil.rmtree(path, ignore_errors=True)  # which leaves a file, or a link, as it is
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _remove_if_owner(path: Path, pid: int) -> None:
