@@ -162,7 +162,17 @@ class Loader:
         cuda_flags: Sequence[str],
         wider: Sequence[tuple[str, Sequence[str]]] = (),
     ) -> tuple[CudaModule, Callable[[], bool], bool]:
-        """See :func:`jitquant.loader.get_part`."""
+        """The module of ``sources`` if it is loaded or built, else a part that builds faster.
+
+        The part is the module ``<name>_<part>``: the same sources, compiled with ``cuda_flags``,
+        which leave out some kernels. ``wider`` are parts with these kernels and others, as name and
+        flags: one that is loaded or built is taken instead of building. :meth:`warmup` and
+        ``jitquant build`` build whole modules.
+
+        Returns:
+            The module; a function that returns whether to keep it (:meth:`up_to_date_check`; a part
+            is kept until the whole module is loaded); and whether it is the part.
+        """
         request = self._request(name, sources, (), (), (), None)
         record = self._records.get(request)
         may_build = self._may_build() and not self._capturing()
@@ -207,7 +217,7 @@ class Loader:
         return setting("JITQUANT_NO_BUILD") != "1"
 
     def get_request(self, request: Request) -> CudaModule:
-        """:meth:`get` with the arguments in ``request``."""
+        """``get_cuda_module`` with the arguments in ``request``."""
         record = self._records.get(request)
         if record is not None and (self._frozen or record.changed() is None):
             return record.module
@@ -332,7 +342,16 @@ class Loader:
             raise
 
     def up_to_date_check(self, module: CudaModule) -> Callable[[], bool]:
-        """See :func:`jitquant.loader.up_to_date_check`."""
+        """A fast function that returns whether ``module`` is still current.
+
+        It takes half a microsecond, ``get_cuda_module`` several, because it checks only the files,
+        not the working directory or the variables that select architectures. It always returns
+        ``True`` after :meth:`freeze`, or if edits are not detected. When it returns ``False``, call
+        ``get_cuda_module`` again, and :meth:`up_to_date_check` of the result.
+
+        Raises:
+            ValueError: ``module`` is not one that ``get_cuda_module`` would return now.
+        """
         records = [r for r in list(self._records.values()) if r.module is module]
         if not records:
             raise ValueError(
@@ -614,7 +633,26 @@ class Loader:
         manifest: str | os.PathLike[str] | None = None,
         parts: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = MappingProxyType({}),
     ) -> dict[str, CudaModule]:
-        """See :func:`jitquant.loader.warmup`."""
+        """Build in parallel, load and make resident the named modules, or all without names.
+
+        Afterwards the first launch of a kernel can be captured in a CUDA graph.
+
+        Args:
+            names: kernels of the project (``"amax_gsa"``), or modules requested earlier.
+            devices: indices of the GPUs to load the kernels on; ``None`` means the current one.
+            manifest: a file from ``jitquant record``, whose modules are added to ``names``.
+            parts: for kernels of the project, the parts that are enough: each the ``part`` and
+                ``cuda_flags`` of :meth:`get_part`. A whole module that is built replaces them.
+
+        Returns:
+            The modules by name; the second variant of a name in a manifest is ``"name (2)"``.
+
+        Raises:
+            ValueError: a name is unknown, or the file is not a manifest.
+            FileNotFoundError: the manifest, or a source in it, does not exist.
+            CaptureError: a CUDA graph is being captured.
+            LoaderError: as ``get_cuda_module``, for the first module that failed.
+        """
         from .warm import request_to_warm, warm
 
         # Asked here, since the threads that build have streams of their own.
