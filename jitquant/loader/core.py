@@ -217,7 +217,7 @@ class Loader:
         return setting("JITQUANT_NO_BUILD") != "1"
 
     def get_request(self, request: Request) -> CudaModule:
-        """``get_cuda_module`` with the arguments in ``request``."""
+        """:meth:`get` with the arguments in ``request``."""
         record = self._records.get(request)
         if record is not None and (self._frozen or record.changed() is None):
             return record.module
@@ -606,19 +606,17 @@ class Loader:
 
         Registering an operator twice terminates the process.
         """
-        import torch
-
         if is_loaded(build.library.name):
             return
         own = f"{build.entry.extension}::"
         fixed = {op.partition("::")[0] for op in build.entry.ops if not op.startswith(own)}
         if not fixed:
             return
-        present = {op.partition("::")[0] for op in torch._C._dispatch_get_all_op_names()}
-        if not fixed & present:
-            return
+        from .compile.advice import registered_namespaces
         from .compile.trial import try_load
 
+        if not fixed & registered_namespaces():
+            return
         scratch = self.cache()
         if not scratch.prepare():
             scratch = scratch.temporary()

@@ -19,7 +19,7 @@ from ..request.includes import listings, removed_since
 from ..request.key import digest_of
 from ..request.plan import Plan
 from ..request.scan import scan_includes
-from ..request.sources import CUDA_SUFFIXES, FileHasher
+from ..request.sources import FileHasher, is_cuda
 from ..settings import setting, unknown_settings
 from ..store.cache import Cache, Entry
 from ..store.changes import what_changed
@@ -230,7 +230,7 @@ class Builder:
         slow = [
             os.path.basename(path)
             for path in plan.sources
-            if path.lower().endswith(CUDA_SUFFIXES) and scan_includes(path, plan.include_dirs).torch
+            if is_cuda(path) and scan_includes(path, plan.include_dirs).torch
         ]
         archs = ", ".join(f"sm_{arch}" for arch in plan.archs.archs) or "host only"
         cost = f"; the torch headers in {shorten(slow)} cost most of the time" if slow else ""

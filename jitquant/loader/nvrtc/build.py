@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..request.key import digest_of
 from ..request.plan import Request, Wanted, directories_in
 from ..request.scan import may_be_read
-from ..request.sources import CUDA_SUFFIXES
+from ..request.sources import is_cuda
 from ..store.match import MOST_ATTEMPTS, changes_too_fast
 from .compiler import Cubin, compile_cubin
 from .device_module import DeviceModule
@@ -90,7 +90,7 @@ def _unit(request: Request, wanted: Wanted) -> _Unit:
         ValueError: not one ``.cu``, several architectures, or a macro or a flag names a file to
             include, which only a compiler can follow; NVRTC does not list what it reads.
     """
-    kernels = [path for path in wanted.sources if path.lower().endswith(CUDA_SUFFIXES)]
+    kernels = list(filter(is_cuda, wanted.sources))
     if len(kernels) != 1:
         raise ValueError(
             f"sources: backend='nvrtc' compiles one .cu, and {len(kernels)} were named."

@@ -35,7 +35,6 @@ from .includes import look_at
 from .key import SCHEMA, digest_of
 from .named import Named, named_by
 from .sources import (
-    CUDA_SUFFIXES,
     CXX_SUFFIXES,
     PROJECT,
     FileHasher,
@@ -43,6 +42,7 @@ from .sources import (
     Signature,
     Signatures,
     exports_something,
+    is_cuda,
     resolve_sources,
 )
 
@@ -123,7 +123,7 @@ class Wanted:
     @property
     def has_cuda(self) -> bool:
         """Whether a source is compiled by nvcc."""
-        return any(path.lower().endswith(CUDA_SUFFIXES) for path in self.sources)
+        return any(map(is_cuda, self.sources))
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +176,7 @@ def check_paths(sources: tuple[str, ...], include_dirs: tuple[str, ...]) -> None
 
     nvcc passes paths on through a shell, in double quotes.
     """
-    has_cuda = any(path.lower().endswith(CUDA_SUFFIXES) for path in sources)
+    has_cuda = any(map(is_cuda, sources))
     refused = '\\\n"$`' if has_cuda else "\\\n"
     for argument, paths in (("sources", sources), ("include_dirs", include_dirs)):
         for path in paths:
@@ -284,7 +284,7 @@ def look_up(
                 f"include_dirs: {given!r} is not a directory (looked at {directory})."
             )
     check_paths(sources, (*include_dirs, library_dir))
-    has_cuda = any(path.lower().endswith(CUDA_SUFFIXES) for path in sources)
+    has_cuda = any(map(is_cuda, sources))
     archs = choose(request.archs) if has_cuda else ArchChoice((), "no CUDA source")
     contents: list[list[str]] = []
     watch: list[tuple[str, Signature | None]] = []

@@ -44,6 +44,11 @@ Signature = tuple[int, int, int, int]
 Signatures = tuple[tuple[str, Signature | None], ...]
 
 
+def is_cuda(path: str) -> bool:
+    """Whether nvcc compiles a source."""
+    return path.lower().endswith(CUDA_SUFFIXES)
+
+
 class Watched(NamedTuple):
     """Files that must not change: of the caller and the project, and of compilers and toolkits."""
 
@@ -394,7 +399,7 @@ def parse_depfile(text: str) -> list[str]:
 
 def exports_something(path: str) -> bool:
     """Whether the source at ``path`` contains JITQUANT_EXPORT, maybe only in a comment."""
-    if not path.lower().endswith(CUDA_SUFFIXES):
+    if not is_cuda(path):
         return False
     with open(path, "rb") as stream:
         return re.search(rb"\bJITQUANT_EXPORT\b", stream.read()) is not None
