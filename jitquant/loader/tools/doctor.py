@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import os
 import platform
-import pwd
 import re
 import shutil
 import stat
@@ -156,7 +155,7 @@ def _about_gpus(driver: Driver | None, torch: TorchInstall | None) -> Iterator[_
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     for gpu in driver.gpus:
         number = gpu.capability
-        text = f"{gpu.name}, sm_{number}, {gpu.memory / (1 << 30):.0f} GiB"
+        text = f"{gpu.name}, sm_{number}"
         if number in KNOWN:
             yield OK, text
         else:
@@ -328,17 +327,12 @@ def _about_cache(loader: Loader) -> Iterator[_Said]:
     place = root
     while not place.exists():
         place = place.parent
-    status = place.stat()
     if exists:
         builds = stored(cache)
         size = sum(build.size for build in builds) / (1 << 20)
-        try:
-            owner = pwd.getpwuid(status.st_uid).pw_name
-        except KeyError:
-            owner = f"uid {status.st_uid}"
         yield (
             OK,
-            f"{root}, of {owner}, mode {stat.S_IMODE(status.st_mode):04o}: {len(builds)} builds, "
+            f"{root}, mode {stat.S_IMODE(place.stat().st_mode):04o}: {len(builds)} builds, "
             f"{size:.1f} MiB",
         )
     else:
