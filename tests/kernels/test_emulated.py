@@ -146,9 +146,12 @@ def _agree(name: str, exact: bool, got: Tensor, expected: Tensor) -> None:
 
 
 def _check(
-    machine: Machine, sample: Sample, runs: Sequence[tuple[int, bool]], gap: int = 0, shift: int = 0
+    machine: Machine,
+    sample: Sample,
+    runs: Sequence[tuple[int, bool]],
+    places: Sequence[tuple[int, int]] = ((0, 0),),
 ) -> None:
-    """On each device and in each order of ``runs``; `_guarded` has ``gap`` and ``shift``."""
+    """On each device and in each order of ``runs``, with each gap and shift of `_guarded`."""
     op = OPS[sample.op]
     args, kwargs = sample.make("cpu")
     wanted = {name: parts[-1] for name, parts in _guarded(op, args, kwargs).items()}
@@ -161,7 +164,7 @@ def _check(
     if parts:
         wanted["maxima"] = wanted["maxima"].amax(dim=-1)
 
-    for device, descending in runs:
+    for (device, descending), (gap, shift) in itertools.product(runs, places):
         machine.use(device, descending=descending)
         args, kwargs = _arguments(sample)
         guarded = _guarded(op, args, kwargs, gap, shift)
@@ -612,9 +615,8 @@ def test_row_strided_elements(machine: Machine, family: str, rest: bool) -> None
     """Aligned rows and unaligned ones."""
     samples = ALL_SAMPLES if family == "samples" else FAMILIES[family]()
     for i, sample in _share((sample for sample in samples if sample.op in APART), rest):
-        for gap, shift in ((16, 0), (3, 1)):
-            runs = [(i % machine.devices, i // machine.devices % 2 > 0)]
-            _check(machine, sample, runs, gap, shift)
+        run = (i % machine.devices, i // machine.devices % 2 > 0)
+        _check(machine, sample, [run], places=((16, 0), (3, 1)))
 
 
 @pytest.mark.parametrize(("case", "recipe"), golden.CASES)
