@@ -27,23 +27,10 @@ struct Extent {
   bool square;
 };
 
-// The largest magnitude of a block as a word: either two halves, of which the larger counts, or one
-// fp32.
-template <class T>
-__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
-  if constexpr (sizeof(T) == 2) return pair_max<T, true>(a, b);
-  return float_bits(amax_keep_nan(abs_of(bits_float(a)), bits_float(b)));
-}
 template <class T>
 __device__ __forceinline__ uint32_t amax_word(const Block<T>& x) {
   if constexpr (sizeof(T) == 2) return block_amax_pair(x);
   return float_bits(block_amax(x));
-}
-template <class T>
-__device__ __forceinline__ float amax_of_word(uint32_t m) {
-  if constexpr (sizeof(T) == 4) return abs_of(bits_float(m));
-  const Block<T> both = {{m}};
-  return amax_keep_nan(magnitude_of(both, 0), value_of(both, 1));
 }
 
 // `lanes` neighboring lanes have blocks of kCount lines. Returns for how many lines each lane

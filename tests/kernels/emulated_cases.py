@@ -252,6 +252,14 @@ def _groups() -> Iterator[Sample]:
         yield _case("quantize_block_both", what, (x, 128, 128), **how)
         yield _case("quantize_per_token_group_both", (*what, 256), (x, 256), **how)
         yield _case("quantize_per_token_group_both", what, (x, 128), **how, scale_layout="row")
+    # One row of squares, of few values, the last square incomplete: by a kernel of their own.
+    few = itertools.product(DTYPES, GROUP_DTYPES, ((1, 272), (3, 256), (33, 240), (128, 48)))
+    scales = itertools.cycle((("float32", "te"), ("ue8m0", "deepgemm"), ("ue8m0", "vllm")))
+    for dtype, elements, shape in few:
+        scale_format, recipe = next(scales)
+        how = {"dtype": elements, "scale_format": scale_format, "recipe": recipe}
+        what = ("few", *shape, dtype, elements, scale_format, recipe)
+        yield _case("quantize_block", what, (_values(shape, dtype), 128, 128), **how)
     rows = itertools.product(DTYPES, ((140, 272), (2, 272), (40, 250)), ("te", "vllm"))
     for (dtype, shape, recipe), added in itertools.product(rows, (False, True)):
         args = (_finite(shape, dtype), _finite(shape[-1:], dtype, 5), 128, 1e-5)
