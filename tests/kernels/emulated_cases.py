@@ -244,6 +244,12 @@ def _groups() -> Iterator[Sample]:
         yield _case("quantize_mxfp8_both", (dtype, rows), (x,), dtype=FP8_DTYPES[rows % 2])
         how = {"dtype": GROUP_DTYPES[rows % 3], "scale_layout": "column"}
         yield _case("quantize_per_token_group_both", (dtype, rows), (x, 128), **how)
+    # The same with less than 16 bytes in all, and with many tiles below each other, of which a
+    # thread block has one, two or four: the last one several, or a part of one.
+    for rows, dtype in ((5, DTYPES[0]), (1805, DTYPES[0]), (3095, DTYPES[1]), (6161, DTYPES[2])):
+        x = _values((rows, 16), dtype)
+        yield _case("quantize_mxfp8_both", (dtype, rows), (x,), dtype=FP8_DTYPES[0])
+        yield _case("quantize_block_both", (dtype, rows), (x, 128, 128), dtype=FP8_DTYPES[1])
     for dtype, elements, cols in itertools.product(DTYPES, GROUP_DTYPES, (272, 250)):
         x, how = _values((160, cols), dtype), {"dtype": elements, "recipe": next(recipes)}
         what = (cols, dtype, elements, how["recipe"])
