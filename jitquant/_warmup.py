@@ -93,6 +93,8 @@ def first_calls(dtype: torch.dtype) -> list[tuple[str, Part | None]]:
                 "gsa_value": None,
                 "down_fp4": few,
                 "topk_ids": codes[:, :8],
+                **dict.fromkeys(("group_size", "block_rows"), 128),
+                **dict.fromkeys(("fp8_min", "fp8_max")),
             }
             arguments |= {"inv_rms": codes, **dict(zip(varied, values, strict=True))}
             found.setdefault((op.module, op.part(arguments)))

@@ -7,8 +7,7 @@ describes how the cache works and every environment variable.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .core import Loader
@@ -177,73 +176,6 @@ def get_cuda_module(
     )
 
 
-def get_part(
-    name: str,
-    sources: Sequence[str | os.PathLike[str]],
-    part: str,
-    cuda_flags: Sequence[str],
-    wider: Sequence[tuple[str, Sequence[str]]] = (),
-) -> tuple[CudaModule, Callable[[], bool], bool]:
-    """The module of ``sources`` if it is loaded or built, else a part of it that builds faster.
-
-    The part is the module ``<name>_<part>``: the same sources, compiled with ``cuda_flags``, which
-    leave out some kernels. ``wider`` are parts with these kernels and others, as name and flags:
-    one that is loaded or built is taken instead of building. :func:`warmup` and ``jitquant build``
-    build whole modules.
-
-    Returns:
-        The module; a function that returns whether to keep it (:func:`up_to_date_check`; a part is
-        kept until the whole module is loaded); and whether it is the part.
-
-    Raises:
-        As :func:`get_cuda_module`.
-    """
-    return _default.get_part(name, sources, part, cuda_flags, wider)
-
-
-def up_to_date_check(module: CudaModule) -> Callable[[], bool]:
-    """A fast function that returns whether ``module`` is still current.
-
-    It takes half a microsecond, :func:`get_cuda_module` several, because it checks only the files,
-    not the working directory or the variables that select architectures. It always returns
-    ``True`` after :func:`freeze`, or if edits are not detected. When it returns ``False``, call
-    :func:`get_cuda_module` again, and :func:`up_to_date_check` of the result.
-
-    Raises:
-        ValueError: ``module`` is not one that :func:`get_cuda_module` would return now.
-    """
-    return _default.up_to_date_check(module)
-
-
-def warmup(
-    *names: str,
-    devices: Iterable[int] | None = None,
-    manifest: str | os.PathLike[str] | None = None,
-    parts: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = MappingProxyType({}),
-) -> dict[str, CudaModule]:
-    """Build in parallel, load and make resident the named modules, or all if no names are given.
-
-    Afterwards the first launch of a kernel can be captured in a CUDA graph.
-
-    Args:
-        names: kernels of the project (``"amax_gsa"``), or modules requested earlier.
-        devices: indices of the GPUs to load the kernels on; ``None`` means the current one.
-        manifest: a file from ``jitquant record``, whose modules are added to ``names``.
-        parts: for kernels of the project, the parts that are enough: each the ``part`` and
-            ``cuda_flags`` of :func:`get_part`. A whole module that is built replaces them.
-
-    Returns:
-        The modules by name; the second variant of a name in a manifest is ``"name (2)"``.
-
-    Raises:
-        ValueError: a name is unknown, or the file is not a manifest.
-        FileNotFoundError: the manifest, or a source in it, does not exist.
-        CaptureError: a CUDA graph is being captured.
-        LoaderError: as :func:`get_cuda_module`, for the first module that failed.
-    """
-    return _default.warmup(*names, devices=devices, manifest=manifest, parts=parts)
-
-
 def freeze(*, build: bool = False) -> None:
     """Ignore edits from now on, and do not build.
 
@@ -260,3 +192,8 @@ def freeze(*, build: bool = False) -> None:
 def unfreeze() -> None:
     """Undo :func:`freeze`."""
     _default.unfreeze()
+
+
+get_part = _default.get_part
+up_to_date_check = _default.up_to_date_check
+warmup = _default.warmup

@@ -35,9 +35,7 @@ from .store.match import (
     Build,
     ChangedError,
     changes_too_fast,
-    digests_now,
     match_entry,
-    take,
 )
 from .store.texts import source_files
 from .watch.inotify import Watcher
@@ -164,7 +162,17 @@ class Loader:
         cuda_flags: Sequence[str],
         wider: Sequence[tuple[str, Sequence[str]]] = (),
     ) -> tuple[CudaModule, Callable[[], bool], bool]:
-        """See :func:`jitquant.loader.get_part`."""
+        """The module of ``sources`` if it is loaded or built, else a part that builds faster.
+
+        The part is the module ``<name>_<part>``: the same sources, compiled with ``cuda_flags``,
+        which leave out some kernels. ``wider`` are parts with these kernels and others, as name and
+        flags: one that is loaded or built is taken instead of building. :meth:`warmup` and
+        ``jitquant build`` build whole modules.
+
+        Returns:
+            The module; a function that returns whether to keep it (:meth:`up_to_date_check`; a part
+            is kept until the whole module is loaded); and whether it is the part.
+        """
         request = self._request(name, sources, (), (), (), None)
         record = self._records.get(request)
         may_build = self._may_build() and not self._capturing()
@@ -316,10 +324,6 @@ class Loader:
 
         Args:
             on_tick: called many times a second while compilers run, with what is running.
-
-        Raises:
-            LoaderError, ValueError, TypeError, FileNotFoundError: as
-                :func:`jitquant.loader.get_cuda_module`.
         """
         for _ in range(MOST_ATTEMPTS):
             plan = self.plan_of(request)
@@ -338,7 +342,16 @@ class Loader:
             raise
 
     def up_to_date_check(self, module: CudaModule) -> Callable[[], bool]:
-        """See :func:`jitquant.loader.up_to_date_check`."""
+        """A fast function that returns whether ``module`` is still current.
+
+        It takes half a microsecond, ``get_cuda_module`` several, because it checks only the files,
+        not the working directory or the variables that select architectures. It always returns
+        ``True`` after :meth:`freeze`, or if edits are not detected. When it returns ``False``, call
+        ``get_cuda_module`` again, and :meth:`up_to_date_check` of the result.
+
+        Raises:
+            ValueError: ``module`` is not one that ``get_cuda_module`` would return now.
+        """
         records = [r for r in list(self._records.values()) if r.module is module]
         if not records:
             raise ValueError(
@@ -371,8 +384,7 @@ class Loader:
             return record.module
         from .store.changes import what_changed
 
-        now = digests_now(plan, self.hasher, record.entry.headers)
-        why = what_changed(record.entry.record, plan.inputs, now)
+        why = what_changed(record.entry.record, plan, self.hasher)
         raise CaptureError(
             f"module {request.name!r} is out of date ({why}) and a CUDA graph is being captured: "
             f"compiling must not happen within a capture. {way_out}"
@@ -383,10 +395,6 @@ class Loader:
 
         Args:
             why: why existing builds do not fit, if there are any.
-
-        Raises:
-            FrozenError: after :meth:`freeze` without ``build``.
-            NoBuildError: ``JITQUANT_NO_BUILD`` is 1.
         """
         if self._may_build():
             return
@@ -446,12 +454,7 @@ class Loader:
         return choose_archs(explicit, env=os.environ.get, native=self._native)
 
     def look_up(self, request: Request) -> Wanted:
-        """The files and architectures of a request.
-
-        Raises:
-            ValueError: a jitquant variable has an invalid value; and what
-                :func:`.plan.look_up` raises.
-        """
+        """The files and architectures of a request."""
         check_settings()
         sources = source_files(request.name, request.sources, self.cache)
         request = request._replace(sources=sources)
@@ -460,12 +463,7 @@ class Loader:
         )
 
     def plan(self, wanted: Wanted) -> Plan:
-        """The request with the compilers for it.
-
-        Raises:
-            CacheError, NvccNotFoundError, HostCompilerNotFoundError, UnsupportedArchError: as
-                their names say; if a compiler is missing, also why no bundle fits.
-        """
+        """The request with the compilers for it."""
         cache = self.cache()
         cache.check()
         self.memo.attach(cache.memo_directory)
@@ -481,12 +479,7 @@ class Loader:
             raise
 
     def plan_of(self, request: Request) -> Plan:
-        """The files, architectures and compilers of a request.
-
-        Raises:
-            LoaderError, ValueError, TypeError, FileNotFoundError: as :meth:`get`, for what is found
-                before compiling.
-        """
+        """The files, architectures and compilers of a request."""
         return self.plan(self.look_up(request))
 
     def search_bundles(self, wanted: Wanted) -> tuple[Build | None, list[str]]:
@@ -577,9 +570,9 @@ class Loader:
         for cache in caches:
             for directory, entry in cache.candidates(plan.level1):
                 match = match_entry(plan, self.hasher, entry)
-                if not isinstance(match, str) and (build := take(cache, directory, entry, match)):
+                if not isinstance(match, str) and (held := cache.open_library(directory, entry)):
                     self.hasher.keep()
-                    return build
+                    return Build(entry, directory / entry.library, match, held)
         return None
 
     def _load(self, wanted: Wanted, build: Build) -> tuple[Loaded, Watched]:
@@ -613,19 +606,17 @@ class Loader:
 
         Registering an operator twice terminates the process.
         """
-        import torch
-
         if is_loaded(build.library.name):
             return
         own = f"{build.entry.extension}::"
         fixed = {op.partition("::")[0] for op in build.entry.ops if not op.startswith(own)}
         if not fixed:
             return
-        present = {op.partition("::")[0] for op in torch._C._dispatch_get_all_op_names()}
-        if not fixed & present:
-            return
+        from .compile.advice import registered_namespaces
         from .compile.trial import try_load
 
+        if not fixed & registered_namespaces():
+            return
         scratch = self.cache()
         if not scratch.prepare():
             scratch = scratch.temporary()
@@ -640,7 +631,26 @@ class Loader:
         manifest: str | os.PathLike[str] | None = None,
         parts: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = MappingProxyType({}),
     ) -> dict[str, CudaModule]:
-        """See :func:`jitquant.loader.warmup`."""
+        """Build in parallel, load and make resident the named modules, or all without names.
+
+        Afterwards the first launch of a kernel can be captured in a CUDA graph.
+
+        Args:
+            names: kernels of the project (``"amax_gsa"``), or modules requested earlier.
+            devices: indices of the GPUs to load the kernels on; ``None`` means the current one.
+            manifest: a file from ``jitquant record``, whose modules are added to ``names``.
+            parts: for kernels of the project, the parts that are enough: each the ``part`` and
+                ``cuda_flags`` of :meth:`get_part`. A whole module that is built replaces them.
+
+        Returns:
+            The modules by name; the second variant of a name in a manifest is ``"name (2)"``.
+
+        Raises:
+            ValueError: a name is unknown, or the file is not a manifest.
+            FileNotFoundError: the manifest, or a source in it, does not exist.
+            CaptureError: a CUDA graph is being captured.
+            LoaderError: as ``get_cuda_module``, for the first module that failed.
+        """
         from .warm import request_to_warm, warm
 
         # Asked here, since the threads that build have streams of their own.

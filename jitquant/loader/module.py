@@ -7,7 +7,7 @@ import ctypes
 import difflib
 import importlib.machinery
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,16 +51,8 @@ class CudaModule(ModuleType):
         self.__dict__.update(functions)
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):
-            raise AttributeError(attribute)
         names = self.__dict__.get("_functions", ())
-        near = difflib.get_close_matches(attribute, names, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        has = ", ".join(names) if names else "no functions (it registers none)"
-        raise AttributeError(
-            f"compiled module {self.__name__!r} has no attribute {attribute!r}.{hint} "
-            f"It has: {has}."
-        )
+        raise no_attribute(f"compiled module {self.__name__!r}", attribute, names)
 
     def __dir__(self) -> list[str]:
         return [*self._functions, "archs", "extension_name", "key", "library", "path"]
@@ -74,6 +66,16 @@ class CudaModule(ModuleType):
             f"compiled module {self.__name__!r} cannot be pickled; call get_cuda_module in the "
             "process that needs it (it is a hit there)."
         )
+
+
+def no_attribute(module: str, attribute: str, names: Collection[str]) -> AttributeError:
+    """The error for an attribute that a module does not have, which has functions ``names``."""
+    if attribute.startswith("__"):
+        return AttributeError(attribute)
+    near = difflib.get_close_matches(attribute, names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    has = ", ".join(names) or "no functions (it registers none)"
+    return AttributeError(f"{module} has no attribute {attribute!r}.{hint} It has: {has}.")
 
 
 def import_extension(name: str, library: str) -> ModuleType:

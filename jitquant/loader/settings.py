@@ -68,10 +68,6 @@ def unknown_settings() -> dict[str, str]:
 
 
 def check_settings() -> None:
-    """Reject values that a build would detect only after seconds, or not at all.
-
-    Raises:
-        ValueError: a variable is not what it may be.
-    """
+    """Reject values that a build would detect only after seconds, or not at all."""
     for name in SETTINGS:
         setting(name)

@@ -18,11 +18,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def parse_size(text: str) -> int:
-    """Bytes, from ``"500M"``, ``"2 GB"``, ``"1.5GiB"`` (units of 1024) or a plain number.
-
-    Raises:
-        ValueError: another form.
-    """
+    """Bytes, from ``"500M"``, ``"2 GB"``, ``"1.5GiB"`` (units of 1024) or a plain number."""
     match = re.fullmatch(SIZE, text.strip(), re.IGNORECASE)
     if match is None:
         raise ValueError(f"{text!r} is not a valid size; expected, e.g., 500M, 2GB or 1.5GiB.")
@@ -30,11 +26,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, from ``"30d"``, ``"12h"``, ``"90m"``, ``"2w"`` or ``"45s"``.
-
-    Raises:
-        ValueError: another form.
-    """
+    """Seconds, from ``"30d"``, ``"12h"``, ``"90m"``, ``"2w"`` or ``"45s"``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip(), re.IGNORECASE)
     if match is None:
         raise ValueError(f"{text!r} is not a valid duration; expected, e.g., 30d, 12h, 90m or 2w.")

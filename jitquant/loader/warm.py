@@ -49,11 +49,7 @@ def warm(
 
 
 def request_to_warm(name: str, known: Mapping[str, Request], available: Sequence[str]) -> Request:
-    """The newest request with that name, otherwise the kernel of the project with that name.
-
-    Raises:
-        TypeError, ValueError: there is neither.
-    """
+    """The newest request with that name, otherwise the kernel of the project with that name."""
     if not isinstance(name, str):
         raise TypeError(f"warmup: {name!r} is {type(name).__name__}; give names of modules.")
     if name in known:

@@ -31,7 +31,7 @@ from jitquant.formats import (
 from jitquant.numerics import fp8 as numerics
 from jitquant.ops import _checks_fp8, sources
 from jitquant.ops._results import BUFFERS, Form, left_alone, quantized, quantized_both
-from jitquant.ops.parts import Part, part_for_residual, part_for_rope
+from jitquant.ops.parts import Both, Part, part_for_both, part_for_residual, part_for_rope
 from jitquant.ops.schema import (
     EIGHT_BITS,
     INTEGERS,
@@ -199,11 +199,16 @@ ROTATED_PER_TOKEN_GROUP = product(
 )
 
 
+def _divides(scale_format: str, recipe: str) -> bool:
+    """Whether elements are divided by their scales."""
+    return scale_format == "float32" and recipe == "vllm"
+
+
 def _normed_part(x: Tensor, residual: Tensor | None, scale_format: str, recipe: str) -> Part | None:
     of = part_for_residual(x.dtype, residual)
     if of is None:
         return None
-    if scale_format == "float32" and recipe == "vllm":
+    if _divides(scale_format, recipe):
         return of.narrowed("divided", "-DJITQUANT_GROUP_DIVIDED=1")
     return of.narrowed("multiplied", "-DJITQUANT_GROUP_DIVIDED=0")
 
@@ -285,6 +290,35 @@ def _plan_block_both(
     )
 
 
+def _part_of_groups_both(
+    x: Tensor,
+    group_size: int,
+    scale_format: str,
+    recipe: str,
+    fp8_min: float | None,
+    fp8_max: float | None,
+) -> Part | None:
+    plain = (
+        group_size == 128
+        and scale_format in SCALE_FORMATS[:2]
+        and not _divides(scale_format, recipe)
+        and fp8_min is None
+        and fp8_max is None
+    )
+    return part_for_both(x, Both.PLAIN if plain else Both.ANY)
+
+
+def _part_of_blocks_both(
+    w: Tensor,
+    block_rows: int,
+    scale_format: str,
+    recipe: str,
+    fp8_min: float | None,
+    fp8_max: float | None,
+) -> Part | None:
+    return _part_of_groups_both(w, block_rows, scale_format, recipe, fp8_min, fp8_max)
+
+
 QUANTIZE_BLOCK = Op(
     "quantize_block",
     ["data", "scale_inv"],
@@ -303,6 +337,7 @@ QUANTIZE_PER_TOKEN_GROUP_BOTH = Op(
     reference=numerics.quantize_per_token_group_both,
     choices=_OF_GROUPS,
     accepts={"x": MATRIX, "eps": GROUP_EPS, **_BOUNDS},
+    part=_part_of_groups_both,
     **BUFFERS,
 )
 QUANTIZE_BLOCK_BOTH = Op(
@@ -313,6 +348,7 @@ QUANTIZE_BLOCK_BOTH = Op(
     reference=numerics.quantize_block_both,
     choices=_OF_BLOCKS,
     accepts={"w": MATRIX, "eps": GROUP_EPS, **_BOUNDS},
+    part=_part_of_blocks_both,
     **BUFFERS,
 )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from jitquant.formats import CODES_PER_BYTE, NVFP4_BLOCK
 from jitquant.numerics import experts as numerics
 from jitquant.ops import _checks
-from jitquant.ops.parts import PARTS, SEGMENT, Part, has_tiles
+from jitquant.ops.parts import PARTS, SEGMENT, Part, in_tiles
 from jitquant.ops.schema import FP32, INPUT, INTEGERS, OUTPUT, Op, Plan, Result
 from jitquant.tensors import NVFP4Tensor
 
@@ -151,8 +151,8 @@ def _plan_experts(
 #: ones; so many pairs are multiplied at once on every device, and by tiles so many results in all
 #: (nvfp4_experts.cu).
 _FEW_ROWS, _ROWS_OF_TALL, _PAIRS_AT_ONCE, _MOST_TILED = 32, 64, 1024, 1 << 28
-#: From so many rows per expert on tiles multiply all of them, if the columns are such a multiple.
-_ROWS_OF_TILES, _COLS_OF_TILES = 9, 64
+#: From so many rows per expert on tiles multiply all of them.
+_ROWS_OF_TILES = 9
 #: What kernels are for, and the number that asks for them (expert_tiles.cuh).
 _ONE_ROW, _BUNDLED, _TILED, _TALL, _LAYER, _TO_OWN, _TO_FLOAT = 1, 2, 4, 8, 16, 32, 64
 _FEW = _BUNDLED | _LAYER | _TO_OWN | _TO_FLOAT
@@ -174,7 +174,7 @@ def _part(x: Tensor, w_fp4: Tensor, dtype: torch.dtype | None = None) -> Part | 
     name, tiles = f"grouped_{'many' if is_tall else 'some'}_rows", _TILED | _TALL * is_tall
     every = _BUNDLED | tiles | _TO_OWN | _TO_FLOAT
     to = {None: _TO_OWN, x.dtype: _TO_OWN, torch.float32: _TO_FLOAT}.get(dtype)
-    if to and rows >= _ROWS_OF_TILES * count and not cols % _COLS_OF_TILES and has_tiles(x.device):
+    if to and rows >= _ROWS_OF_TILES * count and in_tiles(x, cols):
         own = f"{name}_in_tiles{'_to_fp32' * (to == _TO_FLOAT)}"
         return _with(of, own, tiles | to, wider=(name, every))
     return _with(of, name, every, cols % SEGMENT == 0)
@@ -196,8 +196,7 @@ def _part_of_layer(
     # Of more, one row may be left to multiply alone.
     at_once = pairs * down_fp4.shape[1:2].numel() <= _MOST_TILED
     more = ("more_rows", _ONE_ROW | _BUNDLED | _TILED | _LAYER)
-    in_tiles = pairs >= _ROWS_OF_TILES * count and not cols % _COLS_OF_TILES
-    if at_once and in_tiles and has_tiles(x.device):
+    if at_once and pairs >= _ROWS_OF_TILES * count and in_tiles(x, cols):
         if is_tall:
             return _with(of, "many_rows_in_tiles", _TILED | _TALL | _LAYER)
         return _with(of, "rows_in_tiles", _TILED | _LAYER, wider=more)

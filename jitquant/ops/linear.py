@@ -14,7 +14,7 @@ from jitquant.formats import CODES_PER_BYTE, COMPUTES, NVFP4_BLOCK, Compute, one
 from jitquant.numerics import linear as numerics
 from jitquant.ops import _checks
 from jitquant.ops.fp8 import quantize_fp8
-from jitquant.ops.parts import PARTS, SEGMENT, Part
+from jitquant.ops.parts import PARTS, SEGMENT, Part, in_tiles
 from jitquant.ops.schema import FP32, INPUT, OUTPUT, Arguments, Op, Plan, Result, by_name, fp32
 from jitquant.tensors import NVFP4Tensor, QuantizedTensor
 
@@ -184,15 +184,16 @@ def _part(
     if of is None or to is None:
         return None
     rows, cols = x.shape[:-1].numel(), CODES_PER_BYTE * w_fp4.shape[-1:].numel()
-    for most in (_FEWEST_ROWS, _FEW_ROWS, _SOME_ROWS, _MORE_ROWS):
-        if rows <= most:
-            return _of_rows(of, to, most, cols % SEGMENT == 0)
-    return _of_rows(of, to, 0, cols % SEGMENT == 0)
+    most = next((n for n in (_FEWEST_ROWS, _FEW_ROWS, _SOME_ROWS, _MORE_ROWS) if rows <= n), 0)
+    tiled = rows > _FEW_ROWS and in_tiles(x, cols)
+    return _of_rows(of, to, most, tiled, not tiled and cols % SEGMENT == 0)
 
 
 @functools.cache  # each call asks
-def _of_rows(of: Part, to: Part, most: int, aligned: bool = False) -> Part:
+def _of_rows(of: Part, to: Part, most: int, tiled: bool = False, aligned: bool = False) -> Part:
     """What products of up to ``most`` rows need; 0: of any number."""
+    if tiled:
+        return _of_rows(of, to, most).narrowed("in_tiles", "-DJITQUANT_LINEAR_TILES")
     if aligned:
         return _of_rows(of, to, most).aligned
     flag = f"-DJITQUANT_LINEAR_ROWS={most}"

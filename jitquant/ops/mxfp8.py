@@ -21,6 +21,7 @@ from jitquant.formats import (
 from jitquant.numerics import mxfp8 as numerics
 from jitquant.ops import _checks_fp8
 from jitquant.ops._results import BUFFERS, Form, quantized, quantized_both
+from jitquant.ops.parts import Both, Part, part_for_both
 from jitquant.ops.schema import FP8, MATRIX, Op, Plan, Result, Values
 from jitquant.tensors import QuantizedTensor
 
@@ -65,6 +66,12 @@ QUANTIZE = Op(
     choices={"scale_layout": SCALE_LAYOUTS},
     **BUFFERS,
 )
+
+
+def _part_of_both(x: Tensor) -> Part | None:
+    return part_for_both(x, Both.MXFP8)
+
+
 QUANTIZE_BOTH = Op(
     "quantize_mxfp8_both",
     ["data", "scale_inv", "data_t", "scale_inv_t"],
@@ -73,6 +80,7 @@ QUANTIZE_BOTH = Op(
     reference=numerics.quantize_mxfp8_both,
     accepts={"x": MATRIX, "dtype": FP8},
     choices={"scale_layout": SCALE_LAYOUTS},
+    part=_part_of_both,
     **BUFFERS,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from typing import NamedTuple
 
@@ -43,6 +44,22 @@ class Part(NamedTuple):
         return [] if self.of is None else [self.of, *self.of.wider]
 
 
+class Both(enum.IntEnum):
+    """Scales of a matrix and of its transpose that have kernels of their own (quantize_both.cu)."""
+
+    PLAIN = 0
+    MXFP8 = 1
+    ANY = 2
+
+
+def part_for_both(x: Tensor, scales: Both) -> Part | None:
+    """What a matrix and its transpose need of their module, if all blocks of 16 are whole."""
+    of = PARTS.get(x.dtype)
+    if of is None or x.shape[-1:].numel() % 16 != 0:
+        return of
+    return of.narrowed(scales.name.lower(), f"-DJITQUANT_BOTH={scales:d}")
+
+
 #: Operands of products are aligned if their columns are a multiple of this and their memory is
 #: aligned to 16 bytes, which is seen in the call (kernels_cu/gemm/product.cuh).
 SEGMENT = 256
@@ -55,9 +72,17 @@ PARTS = {
 }
 
 
+#: Tiles multiply columns that are such a multiple.
+_OF_TILES = 64
+
+
+def in_tiles(x: Tensor, cols: int) -> bool:
+    """Whether products of many rows are by tiles there; on a device without kernels, may be."""
+    return not cols % _OF_TILES and _has_tiles(x.device)
+
+
 @functools.cache
-def has_tiles(device: torch.device) -> bool:
-    """Whether products are by warpgroups there; on a device without kernels, whether they may."""
+def _has_tiles(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
 
 

@@ -12,6 +12,7 @@ struct RowWidth {
   int blocks;
   float over_cols;
   int split = 0;  // thread blocks of a row with kCluster; log2 of its lanes with kLanes
+  int ahead = 0;  // rows from a cluster's to that of the one that replaces it
 
   explicit RowWidth(int64_t cols)
       : blocks(static_cast<int>(blocks_of(cols))), over_cols(1.0f / static_cast<float>(cols)) {}
@@ -69,6 +70,7 @@ struct RowPasses {
   const Normalize<Element>& norm;
   Team team;
   int width;  // in blocks; 0 for a row that does not exist
+  int ahead;
   float over_cols;
   Value held[kBlocks];
   float squares[kBlocks];  // sums of squares, for a norm
@@ -79,6 +81,7 @@ struct RowPasses {
         norm(norm),
         team(team_of(row)),
         width(row.blocks),
+        ahead(row.ahead),
         over_cols(row.over_cols) {}
 
   __device__ __forceinline__ Reduce reduce(typename Reduce::Scratch& scratch) const {
@@ -93,15 +96,13 @@ struct RowPasses {
 
   // The first row of this thread. With kLanes it may be past the last; then it has no blocks.
   __device__ __forceinline__ RowIndex<(kHeld > 0)> first_row() {
-    if constexpr (kRows == Rows::kCluster) {
-      return blockIdx.x / team.blocks();
-    } else if constexpr (kLanes) {
+    if constexpr (kLanes) {
       const uint32_t r = (blockIdx.x * kLaneRowThreads + threadIdx.x) >> team.log2;
       if (r < source.rows) return r;
       width = 0;
       return static_cast<uint32_t>(source.rows - 1);
     } else {
-      return blockIdx.x;
+      return team.index();
     }
   }
   // Whether this thread writes the results of its row that are one per row.
@@ -142,6 +143,12 @@ struct RowPasses {
       kNorm&& norm.weight.fp32 ? take<float>(row) : take<Element>(row);
 #pragma unroll
       for (int k = 0; k < kHeld; ++k) f(k, held[k]);
+    }
+  }
+  // After first(): prefetches what will be read next where this row was.
+  __device__ __forceinline__ void prefetch_next(int64_t r) const {
+    if constexpr (Team::kCluster) {
+      team.template prefetch<kHeldBlocks>(source, static_cast<uint32_t>(r) + ahead, width);
     }
   }
   __device__ __forceinline__ float sum(Reduce& reduce) const {
@@ -415,6 +422,7 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
         if (wants_amax) mine[k].add(held);
       }
     });
+    passes.prefetch_next(r);
     float amax, inverse = 1.0f;
     if constexpr (kNorm) {
       const float2 total = passes.sum_and_max(reduce, norm_amax);
@@ -519,10 +527,10 @@ cudaError_t launch_by_rows(const RowWork& work, RowWidth& width, cudaStream_t st
                            const Args&... args) {
   const int64_t wanted = work.threads();
   const bool held = work.whole && work.rows > 0 && wanted <= work.most_threads;
-  if (work.whole && !held && !work.cooperative) {
-    const LaunchShape shape = cluster_rows(work.rows, wanted);
-    width.split = shape.cluster;
-    if (shape.cluster > 1) return launch<kCluster>(shape, stream, args...);
+  if (work.whole && !held && !work.cooperative && cluster_holds(work.rows, wanted)) {
+    const ClusterRows made = clusters_of<kCluster>(work.rows, wanted);
+    width.split = made.shape.cluster, width.ahead = made.at_once;
+    return launch<kCluster>(made.shape, stream, args...);
   }
   if (held && wanted <= 32 && work.least_lanes_log2 < 6 && !work.cooperative &&
       work.rows > kFewShortRows * sm_count()) {

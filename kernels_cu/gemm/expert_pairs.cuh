@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   __shared__ float weights_of_choices[kMostTopK], gsas[kMostTopK];
   const int warp = thread_index() >> 5, warps = thread_count() >> 5;
   WarpRing ring(tiles, warp, plan.stages);
-  unsigned char* const after_rings = tiles + warps * plan.stages * kStage;
+  unsigned char* const after_rings = tiles + warps * (plan.stages * kStage + kHeldX);
   const int top_k = routing.count, k_units = (w.cols + kUnit - 1) / kUnit;
 
   const TileRange own = share_of_block(w.rows / 8);

@@ -43,7 +43,7 @@ bool plan_shape(BlockShape& shape, int units, int64_t tiles, SumBytes sums, bool
     const int warps = shape.along * shape.beside;
     plan.stages = stages;
     if (stages == kManyStages && warps > 8) return false;
-    const int64_t ring = static_cast<int64_t>(warps) * stages * kStage;
+    const int64_t ring = static_cast<int64_t>(warps) * (stages * kStage + kHeldX);
     const int64_t staged = turned ? warps * kStaged : 0;
     // A later pass stages x again, which must not overwrite the sums.
     plan.sums_at = static_cast<int>(plan.passes > 1 ? staged : 0);

@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   extern __shared__ __align__(1024) unsigned char tiles[];
   const int warp = thread_index() >> 5, warps = thread_count() >> 5;
   WarpRing ring(tiles, warp, plan.stages);
-  unsigned char* const after_rings = tiles + warps * plan.stages * kStage;
+  unsigned char* const after_rings = tiles + warps * (plan.stages * kStage + kHeldX);
   const BundleTables tables = tables_at(after_rings + plan.tables_at, routing);
   float* const sums = reinterpret_cast<float*>(after_rings + plan.sums_at);
 

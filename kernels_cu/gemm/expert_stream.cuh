@@ -6,6 +6,7 @@
 namespace jitquant {
 
 constexpr int kUnit = 2 * kSegment;
+constexpr int kHeldX = 2 * TwoRowFragments<Bf16, true>::kRowBytes;  // bytes of x of a warp
 
 // Where tiles are in memory. The second 8 rows of a tile start `second_*` bytes after the first 8.
 struct TileLayout {
@@ -258,13 +259,11 @@ struct WarpRing {
         stages(stages),
         read(0),
         written((stages - 1) * kStage) {}
-  // Requests all stages but the first, which is already on its way, and the last.
-  template <class Stream>
-  __device__ __forceinline__ void fill(Stream& weights) {
-#pragma unroll 1
-    for (int stage = 1; stage < stages - 1; stage += 2) {
-      if (stage > 1) weights.template next<0>(at + (stage - 1) * kStage);
-      weights.template next<1>(at + stage * kStage);
+  // Requests the second or the third stage of four. The first is already on its way.
+  template <int kStageIndex, class Stream>
+  __device__ __forceinline__ void fill(Stream& weights) const {
+    if (stages == kManyStages) {
+      weights.template next<kStageIndex % 2>(at + kStageIndex * kStage);
     }
   }
 };
@@ -280,11 +279,14 @@ __device__ __forceinline__ void multiply_own_tiles(Stream& weights, WarpRing& ri
   const int hold = (WayTraits<kWay>::kAfter ? plan.hold_two : plan.hold_eight) * beside;
   const int last = (ring.stages - 1) * kStage;
   const bool many = ring.stages == kManyStages;
+  const int warps = static_cast<int>(blockDim.x >> 5) * beside;
+  const Shared own_x = shared_at(after_rings - (warps - warp) * kHeldX);
   volatile BlockWords& block = block_words();
 #pragma unroll 1
   while (block.from < block.stop) {
 #pragma unroll 1
     for (int pass = 0; pass < plan.passes; ++pass) {
+      constexpr bool kAfter = WayTraits<kWay>::kAfter;
       Fragments<Input, kWay, kAligned> fragments;
       fragments.request(x, job.column(pass), job.rows(pass));
       // Loaded together with x, because later loads queue behind the copies of weights.
@@ -292,10 +294,14 @@ __device__ __forceinline__ void multiply_own_tiles(Stream& weights, WarpRing& ri
       __syncwarp();
       const bool fills = pass == 0 && block.filled == 0;
       // Eight rows leave no registers for that before they are in place.
-      if (WayTraits<kWay>::kAfter && fills) ring.fill(weights);
-      fragments.arrange(WayTraits<kWay>::kAfter ? ring.at + ring.written
-                                                : shared_at(after_rings) + warp * kStaged);
-      if (!WayTraits<kWay>::kAfter && fills) ring.fill(weights);
+      if (kAfter && fills) ring.template fill<1>(weights);
+      if constexpr (kAfter) {
+        fragments.arrange(own_x, 2);
+      } else {
+        fragments.arrange(shared_at(after_rings) + warp * kStaged);
+      }
+      if (!kAfter && fills) ring.template fill<1>(weights);
+      if (fills) ring.template fill<2>(weights);
       if constexpr (fragments.kTurned) __syncthreads();  // sums may reuse the memory that staged x
       job.keep_gsa(gsa);
       const int left = (x.cols - job.column(pass) + kSegment - 1) / kSegment;
@@ -313,14 +319,15 @@ __device__ __forceinline__ void multiply_own_tiles(Stream& weights, WarpRing& ri
             wait_for_stage(many);
             __syncwarp();
             if (s == 0) {
-              weights.template next<0>(ring.at + ring.written);
-            } else {
               weights.template next<1>(ring.at + ring.written);
+            } else {
+              weights.template next<0>(ring.at + ring.written);
             }
             ring.written = ring.written == last ? 0 : ring.written + kStage;
             if (s < own) {
               LaneWords words(lane_parts(ring.at + ring.read));
-              multiply_segment<Input, kWay>(words, fragments.pairs[s], acc);
+              multiply_segment<Input, kWay>(
+                  words, [&](int c, int i) { return fragments.words(s, c, i); }, acc);
             }
             ring.read = ring.read == last ? 0 : ring.read + kStage;
           }

@@ -188,45 +188,53 @@ __device__ __forceinline__ void copy_expert_stages(const ExpertWeights& w, const
 }
 
 // Stores a warpgroup's sums. A lane's sums are those of two rows of W, n and n + 1 or a gate and
-// its up, and of two neighboring rows of x out of every eight.
+// its up, and of two neighboring rows of x out of every eight. Half of the sums have code, to save
+// the compiler time, and the others move to where these were.
 template <class Out, bool kActivate, int kSums>
 __device__ __forceinline__ void store_expert_sums(const TileOutput& to, const SortedRows& rows,
-                                                  const float (&d)[kSums], float back,
+                                                  float (&d)[kSums], float back,
                                                   const float (&gsa)[2], int row0, int end, int n) {
   if (n >= to.cols) return;
   const bool second = n + 1 < to.cols;
   const bool pairs =
       to.cols % 2 == 0 && reinterpret_cast<uintptr_t>(to.out) % (2 * sizeof(Out)) == 0;
+#pragma unroll 1
+  for (int half = 0;; ++half) {
 #pragma unroll
-  for (int j = 0; j < kSums / 4; ++j) {
+    for (int j = 0; j < kSums / 8; ++j, row0 += 8) {
+      if (row0 >= end) return;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = row0 + 8 * j + 2 * (threadIdx.x & 3) + i;
-      if (row >= end) continue;
-      const int out_row = rows.order == nullptr ? row : rows.order[row];
-      float y[2];
+      for (int i = 0; i < 2; ++i) {
+        const int row = row0 + 2 * (threadIdx.x & 3) + i;
+        if (row >= end) continue;
+        const int out_row = rows.order == nullptr ? row : rows.order[row];
+        float y[2];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) y[h] = mul_rn(mul_rn(d[4 * j + 2 * h + i], back), gsa[h]);
-      Out* const out = static_cast<Out*>(to.out) + static_cast<int64_t>(out_row) * to.cols + n;
-      if constexpr (kActivate) {
-        out[0] = from_float<Out>(swiglu(y[0], y[1]));
-      } else {
-        if (to.x_gsa != nullptr) {
-          const float x_gsa = to.x_gsa[row * to.x_gsa_stride];
-          y[0] = mul_rn(y[0], x_gsa), y[1] = mul_rn(y[1], x_gsa);
-        }
-        if (pairs) {
-          if constexpr (sizeof(Out) == 4) {
-            *reinterpret_cast<float2*>(out) = make_float2(y[0], y[1]);
-          } else {
-            *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
+        for (int h = 0; h < 2; ++h) y[h] = mul_rn(mul_rn(d[4 * j + 2 * h + i], back), gsa[h]);
+        Out* const out = static_cast<Out*>(to.out) + static_cast<int64_t>(out_row) * to.cols + n;
+        if constexpr (kActivate) {
+          out[0] = from_float<Out>(swiglu(y[0], y[1]));
+        } else {
+          if (to.x_gsa != nullptr) {
+            const float x_gsa = to.x_gsa[row * to.x_gsa_stride];
+            y[0] = mul_rn(y[0], x_gsa), y[1] = mul_rn(y[1], x_gsa);
           }
-          continue;
+          if (pairs) {
+            if constexpr (sizeof(Out) == 4) {
+              *reinterpret_cast<float2*>(out) = make_float2(y[0], y[1]);
+            } else {
+              *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
+            }
+            continue;
+          }
+          out[0] = from_float<Out>(y[0]);
+          if (second) out[1] = from_float<Out>(y[1]);
         }
-        out[0] = from_float<Out>(y[0]);
-        if (second) out[1] = from_float<Out>(y[1]);
       }
     }
+    if (half == 1) return;
+#pragma unroll
+    for (int j = 0; j < kSums / 2; ++j) d[j] = d[kSums / 2 + j];
   }
 }
 
@@ -290,12 +298,29 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       }
     }
     Ring<Shape::kStages> ring;
-    // Multiplies the current tile, of at most 2 * kSums rows of x.
-    const auto multiply = [&](auto sums) {
-      float d[decltype(sums)::value];
+    for (int i = first; walk.at(i); i += step) {
+      float d[Shape::kSums];
+      // Multiplies a tile of at most this many rows of x. Only the products are compiled for each
+      // such number, as storing takes the compiler longer.
+      const auto multiply = [&](auto rows_of_x) {
+        auto& sums = reinterpret_cast<float (&)[decltype(rows_of_x)::value / 2]>(d);
 #pragma unroll
-      for (float& sum : d) sum = 0.0f;
-      multiply_stages<T, Shape, true>(d, at, ring, codes_at, own_row, 0, select, {0, stages});
+        for (float& sum : sums) sum = 0.0f;
+        multiply_stages<T, Shape, true>(sums, at, ring, codes_at, own_row, 0, select, {0, stages});
+      };
+      if constexpr (Shape::kRows < 256) {
+        multiply(std::integral_constant<int, Shape::kRows>());
+      } else if (walk.rows() <= 64) {
+        multiply(std::integral_constant<int, 64>());
+      } else if (walk.rows() <= 128) {
+        multiply(std::integral_constant<int, 128>());
+      } else if (walk.rows() <= 160) {
+        multiply(std::integral_constant<int, 160>());
+      } else if (walk.rows() <= 192) {
+        multiply(std::integral_constant<int, 192>());
+      } else {
+        multiply(std::integral_constant<int, 256>());
+      }
       const int block_first = (walk.w_tile * 2 + at.rank) * (kOfCluster / 2);
       const int n = block_first + (kActivate ? own_row / 2 : own_row);
       float gsa[2];
@@ -311,24 +336,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         store_expert_sums<float, false>(to, rows, d, back, gsa, walk.row, walk.end, n);
       } else if constexpr (kOwnResults) {
         store_expert_sums<T, false>(to, rows, d, back, gsa, walk.row, walk.end, n);
-      }
-    };
-    for (int i = first; walk.at(i); i += step) {
-      const auto as = [&](auto columns) {
-        multiply(std::integral_constant<int, decltype(columns)::value / 2>());
-      };
-      if constexpr (Shape::kRows < 256) {
-        as(std::integral_constant<int, Shape::kRows>());
-      } else if (walk.rows() <= 64) {
-        as(std::integral_constant<int, 64>());
-      } else if (walk.rows() <= 128) {
-        as(std::integral_constant<int, 128>());
-      } else if (walk.rows() <= 160) {
-        as(std::integral_constant<int, 160>());
-      } else if (walk.rows() <= 192) {
-        as(std::integral_constant<int, 192>());
-      } else {
-        as(std::integral_constant<int, 256>());
       }
     }
   }

@@ -42,7 +42,7 @@ struct TileShape {
 };
 
 // Whether this library can return a dtype. -DJITQUANT_LINEAR_OUT=<number> builds one for that dtype
-// only, because the epilogue takes two thirds of the compile time.
+// only, which compiles faster.
 __host__ __device__ constexpr bool gives(DType dtype) {
 #ifdef JITQUANT_LINEAR_OUT
   return dtype == static_cast<DType>(JITQUANT_LINEAR_OUT);
@@ -279,9 +279,9 @@ __device__ __forceinline__ void end_cluster() {
 // Applies the epilogue to a warpgroup's sums and stores them. A lane's sums belong to rows n and
 // n + 1 of W, each with its own gsa, and to two neighboring rows of x out of every eight. If
 // kPairs, n and n + 1 form one word of y. Absent operands become a factor of 1 or an addend of -0,
-// which change no bit, so only loads and stores need a condition.
+// which change no bit, so only loads and stores need a condition. Moves the sums.
 template <class Out, bool kPairs, int kSums>
-__device__ __forceinline__ void store_as(const LinearEpilogue& to, const float (&d)[kSums],
+__device__ __forceinline__ void store_as(const LinearEpilogue& to, float (&d)[kSums],
                                          const float (&gsa)[2], int rows, int row0, int64_t n) {
   if (n >= to.cols) return;
   const bool second = n + 1 < to.cols;
@@ -293,6 +293,11 @@ __device__ __forceinline__ void store_as(const LinearEpilogue& to, const float (
   // A store may change what a later load reads, for all that the compiler knows. So the factors and
   // the residual of these many rows are loaded together, and not each behind the store before it.
   constexpr int kRows = kSums / 2, kTogether = kSums <= 32 ? 4 : 8;
+  // Rows that have code of their own; for the next ones, their sums move to where these were. This
+  // saves the compiler most of its time, and costs a move for each sum of the second half. Results
+  // of two bytes that form no words are rare.
+  constexpr bool kRare = sizeof(Out) == 2 && !kPairs;
+  constexpr int kUnrolled = kRare || kRows < 2 * kTogether ? kTogether : kRows / 2;
   // Kept, so that addresses are computed here and not held in registers until then.
   int row = row0 + 2 * (kept(threadIdx.x) & 3);
   int64_t at = row * to.cols + n;
@@ -300,56 +305,62 @@ __device__ __forceinline__ void store_as(const LinearEpilogue& to, const float (
     row += r % 2 == 0 ? 1 : 7;
     at += r % 2 == 0 ? to.cols : 7 * to.cols;
   };
+#pragma unroll 1
+  for (int end = kUnrolled;; end += kUnrolled) {
 #pragma unroll
-  for (int first = 0; first < kRows; first += kTogether) {
-    const int first_row = row;
-    const int64_t first_at = at;
-    float x_gsa[kTogether];
-    Out more[kTogether][2] = {};
+    for (int first = 0; first < kUnrolled; first += kTogether) {
+      const int first_row = row;
+      const int64_t first_at = at;
+      float x_gsa[kTogether];
+      Out more[kTogether][2] = {};
 #pragma unroll
-    for (int r = 0; r < kTogether; ++r) {
-      const bool there = row < rows;
-      x_gsa[r] = to.x_gsa != nullptr ? to.x_gsa[(there ? row : 0) * to.x_gsa_stride] : 1.0f;
-      if (there && to.residual != nullptr) {
-        const Out* const residual = static_cast<const Out*>(to.residual) + at;
-        if constexpr (kPairs) {
-          const uint32_t word = *reinterpret_cast<const uint32_t*>(residual);
-          more[r][0] = Out{static_cast<uint16_t>(word)};
-          more[r][1] = Out{static_cast<uint16_t>(word >> 16)};
-        } else {
-          more[r][0] = residual[0];
-          if (second) more[r][1] = residual[1];
+      for (int r = 0; r < kTogether; ++r) {
+        const bool there = row < rows;
+        x_gsa[r] = to.x_gsa != nullptr ? to.x_gsa[(there ? row : 0) * to.x_gsa_stride] : 1.0f;
+        if (there && to.residual != nullptr) {
+          const Out* const residual = static_cast<const Out*>(to.residual) + at;
+          if constexpr (kPairs) {
+            const uint32_t word = *reinterpret_cast<const uint32_t*>(residual);
+            more[r][0] = Out{static_cast<uint16_t>(word)};
+            more[r][1] = Out{static_cast<uint16_t>(word >> 16)};
+          } else {
+            more[r][0] = residual[0];
+            if (second) more[r][1] = residual[1];
+          }
         }
+        next(r);
       }
-      next(r);
-    }
-    row = first_row, at = first_at;
+      row = first_row, at = first_at;
 #pragma unroll
-    for (int r = 0; r < kTogether; ++r) {
-      float y[2];
+      for (int r = 0; r < kTogether; ++r) {
+        float y[2];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float sum = d[(first + r) / 2 * 4 + 2 * h + r % 2];
-        y[h] = add_rn(mul_rn(mul_rn(sum, gsa[h]), x_gsa[r]), bias[h]);
-        if (to.residual != nullptr) y[h] = add_rn(y[h], to_float(more[r][h]));
-      }
-      if (row < rows) {
-        Out* const out = static_cast<Out*>(to.out) + at;
-        if constexpr (kPairs) {
-          *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
-        } else {
-          out[0] = from_float<Out>(y[0]);
-          if (second) out[1] = from_float<Out>(y[1]);
+        for (int h = 0; h < 2; ++h) {
+          const float sum = d[(first + r) / 2 * 4 + 2 * h + r % 2];
+          y[h] = add_rn(mul_rn(mul_rn(sum, gsa[h]), x_gsa[r]), bias[h]);
+          if (to.residual != nullptr) y[h] = add_rn(y[h], to_float(more[r][h]));
         }
+        if (row < rows) {
+          Out* const out = static_cast<Out*>(to.out) + at;
+          if constexpr (kPairs) {
+            *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
+          } else {
+            out[0] = from_float<Out>(y[0]);
+            if (second) out[1] = from_float<Out>(y[1]);
+          }
+        }
+        next(r);
       }
-      next(r);
     }
+    if (end == kRows) return;
+#pragma unroll
+    for (int j = 0; j + 2 * kUnrolled < kSums; ++j) d[j] = d[j + 2 * kUnrolled];
   }
 }
 
 // Compiles no code for dtypes that gives() excludes.
 template <int kSums>
-__device__ __forceinline__ void store_sums(const LinearEpilogue& to, const float (&d)[kSums],
+__device__ __forceinline__ void store_sums(const LinearEpilogue& to, float (&d)[kSums],
                                            const float (&gsa)[2], int rows, int row0, int64_t n) {
   const bool pairs =
       to.cols % 2 == 0 &&

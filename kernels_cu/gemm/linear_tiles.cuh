@@ -91,12 +91,10 @@ __device__ __forceinline__ void multiply_stages(float (&d)[kSums], const StagesA
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
       const int pair = along * kPairs + p;
-      const uint32_t (&f)[8] = a[p & 1];
       const uint64_t b =
           tile_descriptor(at.ring + stage + (pair / 2) * Shape::kRows * 128) + (pair % 2) * 4;
       begin_products();
-      multiply_tiles<T>(d, f[0], f[1], f[2], f[3], b, 1);
-      multiply_tiles<T>(d, f[4], f[5], f[6], f[7], b + 2, 1);
+      multiply_tiles<T>(d, a[p & 1], b);
       end_products();
       if (p + 2 < kPairs) {
         fetch(stage, p + 2);
@@ -265,7 +263,13 @@ cudaError_t launch_tiles(const Nvfp4Weight& w, const LinearOperand& x, const Lin
 }
 
 // -DJITQUANT_LINEAR_ROWS=2 builds a library for up to 2 rows, =16 for up to 16, =64 for 17 to 64,
-// =128 for 65 to 128, and =0 for more than 64. Each compiles in a fraction of the time of all.
+// =128 for 65 to 128, and =0 for more than 64. Each compiles in a fraction of the time of all. With
+// -DJITQUANT_LINEAR_TILES more than 16 rows have to be multiplied by tiles.
+#ifdef JITQUANT_LINEAR_TILES
+constexpr bool kTakesUntiled = false;
+#else
+constexpr bool kTakesUntiled = true;
+#endif
 #ifdef JITQUANT_LINEAR_ROWS
 constexpr int kForRows = JITQUANT_LINEAR_ROWS;
 constexpr bool kTakesFew = kForRows == 16, kTakesFewest = kTakesFew || kForRows == 2,

@@ -7,8 +7,9 @@
 //             gridDim.x-th step
 //   segment   256 of k, which one stage of a warp's ring of asynchronous copies holds: 16 rows by
 //             128 bytes of codes and 16 scales
-//   x         a warp keeps its part in registers: 512 of k for up to 8 rows, 256 for 16
-//   pass      as much of k as the warps of a block hold in registers
+//   x         a warp keeps its part: 512 of k in shared memory for up to two rows, in registers
+//             for up to 8, and 256 for 16
+//   pass      as much of k as the warps of a block hold
 //   cluster   from compute capability 9.0 on, if one pass is not enough: two blocks with the same
 //             tiles, of which each makes half of the passes and finishes half of the results
 //
@@ -35,6 +36,8 @@ struct LinearPlan {
   int stages;
   int flush, hold;  // tiles whose sums a block collects before adding up, and keeps between passes
   int own_sums;     // bytes of sums of a warp
+  int own_x;        // and of x, if it stays in shared memory
+  bool prefetches;  // before it waits for the previous kernel
   int kept_at;      // bytes from the sums to those kept between passes or for the other block
   int received_at;  // and to those that the other block sent, after 16 bytes for their barrier
   int row_step;     // of W, from a block's tile to its next
@@ -302,7 +305,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   const int warps = along * beside, stages = plan.stages;
 
   const Shared ring = shared_at(tiles) + warp * stages * kStage;
-  unsigned char* const after_rings = tiles + warps * stages * kStage;
+  const Shared own_x = shared_at(tiles) + warps * stages * kStage + warp * plan.own_x;
+  unsigned char* const after_rings = tiles + warps * (stages * kStage + plan.own_x);
   // Sums, as (warp, tile, piece), where the warp first stages its x. Then those kept between
   // passes, as (tile, piece).
   const Shared sums = shared_at(after_rings), own_sums = sums + warp * plan.own_sums;
@@ -320,7 +324,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
 #endif
 
   let_next_begin();
-  weights.prefetch();
+  if (plan.prefetches) weights.prefetch();
   wait_for_previous();
 
   Fragments<Input, kWay, kAligned> fragments;
@@ -361,13 +365,15 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
         __syncwarp();
         if (begins) {
           weights.template next<0>(ring);
-#pragma unroll 1
-          for (int stage = 1; stage < stages - 1; stage += 2) {
-            if (stage > 1) weights.template next<0>(ring + (stage - 1) * kStage);
-            weights.template next<Way::kSegments - 1>(ring + stage * kStage);
-          }
+          if (many) weights.template next<Way::kSegments - 1>(ring + kStage);
         }
-        fragments.arrange(Way::kAfter ? free : own_sums);
+        if constexpr (Way::kAfter) {
+          fragments.arrange(own_x, rows);
+        } else {
+          fragments.arrange(own_sums);
+        }
+        // The third stage would delay x.
+        if (begins && many) weights.template next<0>(ring + 2 * kStage);
 #if defined(JITQUANT_HAS_CLUSTERS)
         if (begins && plan.shares > 1) {
           __syncwarp();
@@ -389,13 +395,16 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
             wait_for_stage(many);
             __syncwarp();
             LaneWords words({read + codes_from, read + scales_from});
-            // Runs an even number of stages ahead, so this is the same segment of a later tile.
-            if (s == 0) {
+            // Runs an odd number of stages ahead, so the other segment is next.
+            if (s + 1 == Way::kSegments) {
               weights.template next<0>(free);
             } else {
               weights.template next<Way::kSegments - 1>(free);
             }
-            if (s < present) multiply_segment<Input, kWay>(words, fragments.pairs[s], acc);
+            if (s < present) {
+              multiply_segment<Input, kWay>(
+                  words, [&](int c, int i) { return fragments.words(s, c, i); }, acc);
+            }
             free = read;
             read = read == last ? ring : read + kStage;
           }
@@ -513,7 +522,7 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
   using Piece = Pieces<Way>;
   constexpr int kUnitBytes = 32 * Piece::kEach * 4;
   const int64_t tiles = (w.rows + kTile - 1) / kTile;
-  const int sms = sm_count(), shared_bytes = most_shared_bytes();
+  const int sms = sm_count(), shared_bytes = most_shared_bytes() - 1024;
   LinearPlan plan = {};
   int along = 0, beside = 0;
   int64_t grid = 0, shared = 0;
@@ -555,7 +564,9 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
                                            : 0;
     constexpr int64_t kTileBytes = Piece::kSums * 4, kStages = Way::kAfter ? 0 : kStaged;
     const int64_t needed = warps * (kStages > kTileBytes ? kStages : kTileBytes);
-    const int64_t ring = static_cast<int64_t>(warps) * stages * kStage;
+    plan.own_x =
+        Way::kAfter ? static_cast<int>(x.rows) * TwoRowFragments<Input, kAligned>::kRowBytes : 0;
+    const int64_t ring = static_cast<int64_t>(warps) * (stages * kStage + plan.own_x);
     const int64_t left = (shared_bytes - ring) / 1024 * 1024;
     const int64_t most_kept = left - needed < left / 2 ? left - needed : left / 2;
     if (most_kept < keep + 16) return false;
@@ -578,6 +589,10 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
       !fits(kMostWarps / 2, kFewStages)) {
     return cudaErrorInvalidConfiguration;
   }
+  plan.prefetches = !follows_other_kernel;  // there, x would come later
+  // More than half of an SM. Otherwise, while an earlier kernel ends, some SMs get two blocks and
+  // others none.
+  if (shared <= shared_bytes / 2) shared = shared_bytes / 2 + 1024;
 
   constexpr auto kKernel = &nvfp4_linear_kernel<Input, kWay, kAligned>;
   if (blocks_per_sm<kKernel>(along * beside * 32, static_cast<size_t>(shared)) < 1) {
@@ -663,7 +678,8 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
         error = go(std::integral_constant<LinearWay, LinearWay::kEightRows>());
       }
     }
-    if constexpr (kTakesFew || kTakesMany) {
+    if (rows > 8) error = kLacksKernels;
+    if constexpr (kTakesFew || (kTakesMany && kTakesUntiled)) {
       if (rows > 8) error = go(std::integral_constant<LinearWay, LinearWay::kSixteenRows>());
     }
     if (error != cudaSuccess) return error;

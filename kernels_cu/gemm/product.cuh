@@ -15,8 +15,10 @@ constexpr int kSegment = 256, kTile = 16;
 constexpr int kStageRow = kSegment / 2 + kSegment / 16, kStage = kTile * kStageRow;
 constexpr int kScalesAt = kSegment / 2;
 constexpr int kMostWarps = 16;
-constexpr int kFewStages = 3, kManyStages = 5;  // odd, because two segments alternate
-constexpr int kStaged = 8 * kSegment * 2;       // bytes of x that a warp transposes at once
+// Of a warp, even because two segments alternate; many with at most 8 warps. Twice as many took up
+// to a sixth longer.
+constexpr int kFewStages = 2, kManyStages = 4;
+constexpr int kStaged = 8 * kSegment * 2;  // bytes of x that a warp transposes at once
 constexpr int kNoRow = 1 << 30;
 constexpr int kPitch = 20;  // floats from one column of a warp's sums to the next
 
@@ -61,6 +63,13 @@ __device__ __forceinline__ void load_16(Shared from, uint32_t* words) {
                : "r"(from)
                : "memory");
 }
+// Leaves the words unchanged where there is nothing to load.
+__device__ __forceinline__ void load_16_if(bool there, Shared from, uint32_t (&words)[4]) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];}"
+               : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])
+               : "r"(from), "r"(static_cast<uint32_t>(there))
+               : "memory");
+}
 __device__ __forceinline__ uint32_t load_4(Shared from) {
   uint32_t word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
@@ -84,6 +93,9 @@ __device__ __forceinline__ void copy_16(Shared to, const void* from) {
 }
 __device__ __forceinline__ void load_16(Shared from, uint32_t* words) {
   load_words<4>(from, words);
+}
+__device__ __forceinline__ void load_16_if(bool there, Shared from, uint32_t (&words)[4]) {
+  if (there) load_16(from, words);
 }
 __device__ __forceinline__ uint32_t load_4(Shared from) {
   return *reinterpret_cast<const uint32_t*>(from);
@@ -244,6 +256,10 @@ struct RowFragments {
     }
   }
 
+  __device__ __forceinline__ const uint32_t* words(int s, int c, int i) const {
+    return pairs[s][c] + i * 4;
+  }
+
   // `staging` has kStaged bytes that only this warp uses.
   __device__ __forceinline__ void arrange(Shared staging) {
     // Kept, so that the addresses below are computed here and not held in registers until then.
@@ -272,16 +288,16 @@ struct RowFragments {
   }
 };
 
-// The same for LinearWay::kTwoRows: every lane loads, orders and scales a part of each row, and
-// only then gets what it holds. Column g of the product is block t = g / 2 of row g % 2, and all
-// its other blocks are zero.
+// The same for LinearWay::kTwoRows, whose x stays in shared memory. Every lane loads, orders and
+// scales a part of each row. Column g of the product is block t = g / 2 of row g % 2, and all its
+// other blocks are zero.
 template <class Input, bool kAligned>
-struct TwoRowFragments {
+class TwoRowFragments {
+ public:
   using T = typename LinearInput<Input>::Operand;
   static constexpr bool kTurned = false;
-  static constexpr int kBytes = 2 * 2 * kSegment * 2;  // of staging: two segments of two rows
+  static constexpr int kRowBytes = 2 * kSegment * 2 + 16;  // of staging; rows use different banks
 
-  uint32_t pairs[2][1][32];
   float undo;  // factor for the sums of row g % 2
 
   template <class Rows = RowsAsTheyAre>
@@ -304,10 +320,11 @@ struct TwoRowFragments {
     }
   }
 
-  // `staging` has kBytes that only this warp uses, and may be used again after __syncwarp().
-  __device__ __forceinline__ void arrange(Shared staging) {
-    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  // `staging` has kRowBytes for each of the first `count` rows, which only this warp uses.
+  __device__ __forceinline__ void arrange(Shared staging, int count) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, own = g & 1;
     int lifts[2];
+    __syncwarp();  // all lanes have read what was staged before
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       uint32_t pair = 0;
@@ -325,31 +342,31 @@ struct TwoRowFragments {
         uint32_t (&part)[4] = parts_[s][r];
 #pragma unroll
         for (int i = 0; i < 4; ++i) part[i] = multiply_pairs<T>(part[i], lift_pair(lifts[r]));
-        store_16(staging + (2 * s + r) * 512 + x_piece(r, lane) * 16, part);
+        if (r < count) store_16(staging + r * kRowBytes + s * kSegmentBytes + lane * 16, part);
       }
     }
     __syncwarp();
-    const int own = g & 1;
     undo = undo_lift(own == 0 ? lifts[0] : lifts[1]);
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) pairs[s][0][i] = 0;
-      if (t == g >> 1) {
-#pragma unroll
-        for (int q = 0; q < 8; ++q) {
-          load_16(staging + (2 * s + own) * 512 + x_piece(own, t * 8 + q) * 16,
-                  pairs[s][0] + q * 4);
-        }
-      }
-    }
+    holds_ = t == g >> 1 && own < count;
+    from_ = staging + own * kRowBytes + t * (kSegmentBytes / 4);
+  }
+
+  // The four words of segment s that meet word i of the lane's codes, until the next but one call.
+  __device__ __forceinline__ const uint32_t* words(int s, int, int i) {
+    uint32_t (&w)[4] = words_[i & 1];
+    load_16_if(holds_, from_ + s * kSegmentBytes + i * 16, w);
+    return w;
   }
 
  private:
+  static constexpr int kSegmentBytes = kSegment * 2;
+
   bool there_[2];            // whether the segments exist
-  uint32_t parts_[2][2][4];  // of a segment and row
+  uint32_t parts_[2][2][4];  // of a segment and row, until arrange()
+  bool holds_;               // whether the lane has any blocks
+  Shared from_;
+  uint32_t words_[2][4] = {};  // remain zero in other lanes
 };
-static_assert(TwoRowFragments<Bf16, true>::kBytes <= kStage, "staged in a free stage of the ring");
 
 template <class Input, LinearWay kWay, bool kAligned>
 using Fragments = std::conditional_t<WayTraits<kWay>::kAfter, TwoRowFragments<Input, kAligned>,
@@ -402,10 +419,10 @@ struct LaneWords {
   }
 };
 
-// Adds the products of 16 rows of W with all columns, over a segment, to acc.
-template <class Input, LinearWay kWay>
-__device__ __forceinline__ void multiply_segment(LaneWords& words,
-                                                 const uint32_t (&x)[WayTraits<kWay>::kColumns][32],
+// Adds the products of 16 rows of W with all columns, over a segment, to acc. x(c, i) are a lane's
+// words of column c that meet word i of its codes.
+template <class Input, LinearWay kWay, class X>
+__device__ __forceinline__ void multiply_segment(LaneWords& words, X&& x,
                                                  float (&acc)[WayTraits<kWay>::kColumns][4]) {
   using Way = WayTraits<kWay>;
   using T = typename LinearInput<Input>::Operand;
@@ -424,7 +441,7 @@ __device__ __forceinline__ void multiply_segment(LaneWords& words,
         uint32_t low[4], high[4];
         place_codes<T>(codes[0][2 * b + i], low);
         place_codes<T>(codes[1][2 * b + i], high);
-        const uint32_t* const p = x[0] + (2 * b + i) * 4;
+        const uint32_t* const p = x(0, 2 * b + i);
         if (i == 0) {
           mma_16x8x16<T>(d, low[0], high[0], low[1], high[1], p[0], p[1], kZero);
         } else {
@@ -453,7 +470,7 @@ __device__ __forceinline__ void multiply_segment(LaneWords& words,
       scale_codes<T>(codes[1][i], of(1), high);
 #pragma unroll
       for (int c = 0; c < Way::kColumns; ++c) {
-        const uint32_t* const p = x[c] + i * 4;
+        const uint32_t* const p = x(c, i);
         mma_16x8x16<T>(acc[c], low[0], high[0], low[1], high[1], p[0], p[1], acc[c]);
         mma_16x8x16<T>(acc[c], low[2], high[2], low[3], high[3], p[2], p[3], acc[c]);
       }
@@ -485,10 +502,6 @@ __device__ __forceinline__ void wait_for_stage(bool many) {
 inline bool apart_by_16(const void* p, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(p) % 16 == 0 && bytes % 16 == 0;
 }
-
-// What a launcher returns if its library was built without the kernels that a call needs. The
-// caller then takes a wider part of the module (Op.part in jitquant/ops/schema.py).
-constexpr cudaError_t kLacksKernels = cudaErrorInvalidDeviceFunction;
 
 // -DJITQUANT_ALIGNED builds a library for aligned operands, which compiles faster.
 #ifdef JITQUANT_ALIGNED

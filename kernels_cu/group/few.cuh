@@ -77,21 +77,36 @@ struct GatedEights {
   }
 };
 
+template <class T>
+__device__ __forceinline__ uint32_t amax_word(const Eight<T>& x) {
+  uint32_t m = x.words[0];
+#pragma unroll
+  for (int i = 1; i < Eight<T>::kWords; ++i) m = larger<T>(m, x.words[i]);
+  return m;
+}
 // The amax of 16 neighboring lanes, NaN if they contain one.
 template <class T>
 __device__ __forceinline__ float amax_of_lanes(const Eight<T>& x) {
-  if constexpr (sizeof(T) == 4) {
-    float b = abs_of(bits_float(x.words[0]));
+  uint32_t m = amax_word(x);
 #pragma unroll
-    for (int i = 1; i < Eight<T>::kWords; ++i) b = amax_keep_nan(b, bits_float(x.words[i]));
-    return lanes_amax(b, 16);
-  } else {
-    uint32_t most = x.words[0];
-#pragma unroll
-    for (int i = 1; i < Eight<T>::kWords; ++i) most = pair_max<T, true>(most, x.words[i]);
-    const Block<T> both = {{lanes_amax_pair<T>(most, 16)}};
-    return amax_keep_nan(magnitude_of(both, 0), value_of(both, 1));
+  for (int offset = 8; offset > 0; offset >>= 1) {
+    m = larger<T>(m, __shfl_xor_sync(0xffffffffu, m, offset));
   }
+  return amax_of_word<T>(m);
+}
+
+template <EightBit kFormat, class T>
+__device__ __forceinline__ uint2 encode_eight(const Eight<T>& x, float factor) {
+  const auto block = x.block();
+  uint32_t codes[2];
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    float v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = mul_rn(value_of(block, 4 * k + j), factor);
+    codes[k] = pack4<kFormat>(v);
+  }
+  return make_uint2(codes[0], codes[1]);
 }
 
 // Sixteen threads have a group. Without division by scales or bounds of the elements, and with
@@ -111,16 +126,7 @@ __global__ void __launch_bounds__(kFewThreads8)
   const GroupScale g = group_scale(numerics, amax_of_lanes(x));
   if (mine >= count) return;
   if ((threadIdx.x & 15) == 0) scales[i >> 4] = g.scale_inv;
-  const auto block = x.block();
-  uint32_t codes[2];
-#pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    float v[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = mul_rn(value_of(block, 4 * k + j), g.factor);
-    codes[k] = pack4<kFormat>(v);
-  }
-  reinterpret_cast<uint2*>(data)[i] = make_uint2(codes[0], codes[1]);
+  reinterpret_cast<uint2*>(data)[i] = encode_eight<kFormat>(x, g.factor);
 }
 
 #ifndef __CUDACC_RTC__

@@ -26,6 +26,20 @@ __device__ __forceinline__ void with_format(EightBit format, F&& f) {
   }
 }
 
+// A largest magnitude as a word: either two halves, of which the larger counts, or one fp32. NaN is
+// the largest.
+template <class T>
+__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
+  if constexpr (sizeof(T) == 2) return pair_max<T, true>(a, b);
+  return float_bits(amax_keep_nan(abs_of(bits_float(a)), bits_float(b)));
+}
+template <class T>
+__device__ __forceinline__ float amax_of_word(uint32_t m) {
+  if constexpr (sizeof(T) == 4) return abs_of(bits_float(m));
+  const Block<T> both = {{m}};
+  return amax_keep_nan(magnitude_of(both, 0), value_of(both, 1));
+}
+
 // A block within one group, as its sixteen bytes (encode_group_block).
 template <EightBit kFormat, class T>
 __device__ __forceinline__ uint4 encode_block(const Block<T>& x, const GroupNumerics& n,

@@ -1,5 +1,5 @@
 // FP8 and INT8 with one scale per square block of a matrix, or of each matrix in a stack.
-#include "kernels.cuh"
+#include "few.cuh"
 
 namespace jitquant {
 
@@ -110,6 +110,49 @@ __global__ void __launch_bounds__(kThreads, spans_per_sm<T, kWhole>())
   });
 }
 
+// ---- few rows ----------------------------------------------------------------------------------
+
+constexpr int kFewRows = 128;  // one row of squares
+
+// One thread block per square of `rows` by 128. Sixteen threads have a row, and kHeld of these
+// `blockDim.x / 16` rows apart. `width` is a row in eights. As few_groups_kernel: little code and
+// few arguments, without division by scales or bounds of the elements, and with scales in fp32.
+template <class T, EightBit kFormat, int kHeld>
+__global__ void __launch_bounds__(512 * kHeld)
+    few_rows_kernel(PlainEights<T> source, uint8_t* data, float* scales, uint32_t rows,
+                    uint32_t width, GroupNumerics numerics) {
+  __shared__ BlockReduce::Scratch scratch;
+  numerics.format = kFormat;
+  numerics.bounded = false;
+  const uint32_t row = threadIdx.x >> 4, column = 16 * blockIdx.x + (threadIdx.x & 15);
+  // Threads without values have those of others.
+  const auto place = [&](int k) {
+    return min(row + k * (blockDim.x >> 4), rows - 1) * width + min(column, width - 1);
+  };
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) source.prefetch_at(place(k));
+  wait_for_previous();
+  let_next_begin();
+  Eight<T> x[kHeld];
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) x[k] = source.fetch(place(k));
+  uint32_t m = amax_word(x[0]);
+#pragma unroll
+  for (int k = 1; k < kHeld; ++k) m = larger<T>(m, amax_word(x[k]));
+  // NaN is the largest as an integer too.
+  const float b = BlockReduce(scratch).max(amax_of_word<T>(m));
+  const GroupScale g = group_scale(numerics, b);
+  if (threadIdx.x == 0) scales[blockIdx.x] = g.scale_inv;
+  if (column >= width) return;
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    if (row + k * (blockDim.x >> 4) >= rows) break;
+    reinterpret_cast<uint2*>(data)[place(k)] = encode_eight<kFormat>(x[k], g.factor);
+  }
+}
+
+// ---- launching ---------------------------------------------------------------------------------
+
 namespace {
 
 template <class T, bool kWhole, bool kDivides>
@@ -126,6 +169,28 @@ cudaError_t launch_spans(const Matrix& w, int64_t matrix_rows, int log_side,
       RowPointer<uint8_t>(out.data), out.data.vector, matrix_rows, log_side, numerics, s, spans);
 }
 
+#ifndef __CUDACC_RTC__
+template <class T>
+cudaError_t launch_few_rows(const Matrix& w, const GroupNumerics& numerics, const GroupOutput& out,
+                            cudaStream_t stream) {
+  return dispatch_format(numerics.format, [&](auto format) {
+    const auto launch_held = [&](auto held) {
+      constexpr int kHeld = held;
+      // Whole warps.
+      const int threads = static_cast<int>((w.rows + 2 * kHeld - 1) / (2 * kHeld)) * 32;
+      return launch<&few_rows_kernel<T, format, kHeld>>(
+          {out.scales.groups, threads, Start::kOverlapped}, stream,
+          PlainEights<T>{static_cast<const T*>(w.data)},
+          static_cast<uint8_t*>(const_cast<void*>(out.data.data)),
+          static_cast<float*>(out.scales.data), static_cast<uint32_t>(w.rows),
+          static_cast<uint32_t>(w.cols / 8), numerics);
+    };
+    if (w.rows <= kFewRows / 4) return launch_held(std::integral_constant<int, 1>());
+    return launch_held(std::integral_constant<int, 2>());
+  });
+}
+#endif
+
 }  // namespace
 
 #ifndef __CUDACC_RTC__
@@ -138,8 +203,15 @@ cudaError_t launch_quantize_block(const Matrix& w, int64_t block_rows,
   int log_side = 4;
   while ((int64_t{1} << log_side) < block_rows) ++log_side;
   const bool whole = is_whole(w, out.data);
+  const GroupScales& s = out.scales;
+  const bool few = whole && w.rows <= kFewRows && log_side == 7 && s.batches == 1 &&
+                   w.rows * w.cols <= 8 * kFewEights * sm_count() &&
+                   (w.rows == 1 || (w.s2 == w.cols && out.data.s2 == w.cols)) &&
+                   s.format <= ScaleFormat::kPowerOfTwo && s.grid.stored_rows == 1 &&
+                   s.grid.stored_cols == s.groups && !divides(numerics) && !numerics.bounded;
   return dispatch(w.dtype, [&](auto element) {
     using T = decltype(element);
+    if (few) return launch_few_rows<T>(w, numerics, out, stream);
     const auto launch = [&](auto is_whole, auto by_division) {
       return launch_spans<T, is_whole, by_division>(w, matrix_rows, log_side, numerics, out,
                                                     stream);

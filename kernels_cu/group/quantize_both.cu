@@ -27,23 +27,10 @@ struct Extent {
   bool square;
 };
 
-// The largest magnitude of a block as a word: either two halves, of which the larger counts, or one
-// fp32.
-template <class T>
-__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
-  if constexpr (sizeof(T) == 2) return pair_max<T, true>(a, b);
-  return float_bits(amax_keep_nan(abs_of(bits_float(a)), bits_float(b)));
-}
 template <class T>
 __device__ __forceinline__ uint32_t amax_word(const Block<T>& x) {
   if constexpr (sizeof(T) == 2) return block_amax_pair(x);
   return float_bits(block_amax(x));
-}
-template <class T>
-__device__ __forceinline__ float amax_of_word(uint32_t m) {
-  if constexpr (sizeof(T) == 4) return abs_of(bits_float(m));
-  const Block<T> both = {{m}};
-  return amax_keep_nan(magnitude_of(both, 0), value_of(both, 1));
 }
 
 // `lanes` neighboring lanes have blocks of kCount lines. Returns for how many lines each lane
@@ -98,6 +85,65 @@ __device__ __forceinline__ void share_lines(int sharers, int lane, float (&b)[kC
   }
 }
 
+// ---- lines of the transpose at any address -----------------------------------------------------
+
+// Such lines wait in shared memory until all 128 bytes of an aligned piece are known: 256 bytes for
+// each line of a tile, where those of two tiles below each other take turns.
+constexpr int kLineRing = 2 * kSide;
+constexpr int kRingBytes = kSide * kLineRing;
+// The most tiles below each other that a thread block then has, and how often all thread blocks
+// that fit at once must find as many.
+constexpr int kMostStrip = 4;
+constexpr int kStripWaves = 2;
+
+// Stores the first or the last `count` of 16 bytes, 1 to 15, to their place in the aligned `to`.
+__device__ __forceinline__ void store_end(uint8_t* to, const uint32_t (&w)[4], int count,
+                                          bool first) {
+#pragma unroll
+  for (int size = 8; size > 0; size /= 2) {
+    if ((count & size) == 0) continue;
+    const int at = first ? count & (-2 * size) : 16 - (count & -size);
+    const uint32_t low = at & 8 ? w[2] : w[0], high = at & 8 ? w[3] : w[1];
+    const uint32_t word = at & 4 ? high : low, rest = word >> (8 * (at & 3));
+    if (size == 8) *reinterpret_cast<uint2*>(to + at) = make_uint2(low, high);
+    if (size == 4) *reinterpret_cast<uint32_t*>(to + at) = word;
+    if (size == 2) *reinterpret_cast<uint16_t*>(to + at) = static_cast<uint16_t>(rest);
+    if (size == 1) to[at] = static_cast<uint8_t>(rest);
+  }
+}
+
+// One of kLanes lanes with a line of a tile, whose bytes belong at `line`. They are in the ring
+// from `turn` on. Stores what is known of aligned 128 bytes: of the bytes from `first` on, which is
+// 0 or in the tile before, those before `end`, and with `last` those after an aligned piece too.
+__device__ __forceinline__ void store_aligned(uint8_t* line, const uint8_t* ring, int turn,
+                                              int along, int first, int end, bool last) {
+  int at = 16 * along - static_cast<int>(reinterpret_cast<uintptr_t>(line) & (kSide - 1));
+#pragma unroll 1
+  for (int window = 0; window < (last ? 2 : 1); ++window, at += kSide) {
+    if (at + 16 <= first || at >= end) continue;
+    const int from = turn + at;
+    uint32_t raw[5], w[4];
+#pragma unroll
+    for (int i = 0; i < 5; ++i) {
+      raw[i] = *reinterpret_cast<const uint32_t*>(ring + ((from & ~3) + 4 * i & (kLineRing - 1)));
+    }
+    const uint32_t order = 0x3210 + 0x1111 * (from & 3);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = byte_permute(raw[i], raw[i + 1], order);
+    const int before = max(first - at, 0), until = min(end - at, 16);
+    if (until - before == 16) {
+      *reinterpret_cast<uint4*>(line + at) = make_uint4(w[0], w[1], w[2], w[3]);
+    } else if (before == 0 || until == 16) {
+      store_end(line + at, w, until - before, before == 0);
+    } else {
+#pragma unroll 1
+      for (int i = before; i < until; ++i) {
+        line[at + i] = ring[(from + i) & (kLineRing - 1)];
+      }
+    }
+  }
+}
+
 // The cases with kernels of their own. kPlain: groups or squares of 128 have scales that are
 // unpadded floats, without division. kMxfp8: MXFP8. kAny: everything else, and a matrix whose
 // blocks are not whole and aligned.
@@ -107,11 +153,13 @@ enum class Both : int { kPlain, kMxfp8, kAny };
 // for the amaxes, then for the cast. There are `count` of these, `wide` side by side. The hardware
 // starts them in order, so that concurrent reads and writes are close together. A warp takes 16
 // rows of a tile and then 16 columns of it, eight lanes per line, so that it can reduce the amaxes
-// of its groups alone. kWhole: all blocks of the matrix are whole and aligned to 16 bytes.
+// of its groups alone. kWhole: all blocks of the matrix are whole and aligned to 16 bytes. If lines
+// of the transpose are not aligned to 16 bytes, `strip` tiles below each other are a thread
+// block's, so that it writes most sectors whole; otherwise it is 0.
 template <class T, bool kWhole, Both kWhat>
 __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
     both_kernel(TileSource<T> source, const __grid_constant__ Sides sides, GroupNumerics numerics,
-                Extent extent, uint32_t wide, uint32_t count) {
+                Extent extent, uint32_t wide, uint32_t count, int strip) {
   using Memory = TileMemory<T>;
   constexpr int kLines = Memory::kLines;
   extern __shared__ __align__(1024) unsigned char tiles[];
@@ -125,7 +173,8 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
   const bool square_scales = kWhat != Both::kMxfp8 && extent.square;
   const int log = kAny ? extent.log : (kWhat == Both::kPlain ? 7 : 5);
   const bool large = log > 7;
-  const int span = large ? 2 : 1, parts = large ? 8 : 1;
+  const bool loose = !kAny && strip > 0;
+  const int span = large ? 2 : (loose ? strip : 1), parts = large ? 8 : span;
   const int group_lanes = large ? kLanes : 1 << (log - 4);
   // The lanes of a group divide the scales of its lines among them.
   const int scales_of_lane = lines_of_lane<kLines>(group_lanes), sharers = kLines / scales_of_lane;
@@ -137,8 +186,10 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
   const uint32_t down = blockIdx.x / wide, across = blockIdx.x - down * wide;
 #pragma unroll 1
   for (int part = 0; part < parts && blockIdx.x < count; ++part) {
-    const uint2 at = make_uint2(kSide * (down * span + ((part >> 1) & 1)),  // row and block
-                                kLanes * (across * span + (part & 1)));
+    const uint2 at = kAny ? make_uint2(kSide * (down * span + ((part >> 1) & 1)),  // row and block
+                                       kLanes * (across * span + (part & 1)))
+                          : make_uint2(kSide * (down * span + part), kLanes * across);
+    if (!kAny && at.x >= source.rows) break;
     if (part > 0) __syncthreads();
     fetch_tile<kWhole>(source, at.x, at.y, tiles);
     wait_for_copies();
@@ -218,27 +269,33 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
       }
       share_lines(sharers, lane, b);
       const int64_t first_byte = int64_t{16} * block, rest = side.length - first_byte;
-      const uint32_t lines = rest > 0 && line < side.lines ? side.lines - line : 0;
+      const bool rings = loose && which == 1;
+      const uint32_t lines = (rest > 0 || rings) && line < side.lines ? side.lines - line : 0;
       uint8_t* to = side.data + line * side.stride + first_byte;
-      // The lines of the transpose may have any length.
-      const bool loose = !kAny && which == 1 && !side.vector;
-      const bool full = 16 * (block - along) + kSide <= side.length;
+      int64_t step = side.stride;
+      uint8_t* const whole_line = to - 16 * along;
+      uint8_t* const ring = tiles + Memory::kBytes + in_tile * kLineRing;
+      const int turn = kSide * (part & 1);
+      if (rings) to = ring + turn + 16 * along, step = kLineRing;
       with_format(numerics.format, [&](auto format) {
 #pragma unroll
         for (int k = 0; k < kLines; ++k) {
-          if (!loose && k >= lines) break;
+          if (k >= lines) break;
           const float factor = by_division ? group_reciprocal(b[k]) : b[k];
-          const uint4 bytes = encode_block<format>(x[k], numerics, by_division, factor, b[k]);
-          if (!loose) {
-            store_bytes<!kAny>(to, rest, side.vector, bytes);
-          } else if (full) {
-            store_line<kLanes>(to, lane, k < lines, bytes);
-          } else if (k < lines) {
-            store_bytes<false>(to, rest, false, bytes);
-          }
-          to += side.stride;
+          store_bytes<!kAny>(to, rest, side.vector,
+                             encode_block<format>(x[k], numerics, by_division, factor, b[k]));
+          to += step;
         }
       });
+      if (!rings) continue;
+      __syncwarp();
+      const uint32_t left = side.length - at.x;
+      const bool last = part + 1 == parts || left <= kSide;
+#pragma unroll 1
+      for (int k = 0; k < kLines && k < lines; ++k) {
+        store_aligned(whole_line + k * side.stride, ring + k * kLineRing, turn, along,
+                      part == 0 ? 0 : -kSide, min(left, uint32_t{kSide}), last);
+      }
     }
   }
   if (kWhat != Both::kPlain) {
@@ -275,17 +332,25 @@ template <class T, bool kWhole, Both kWhat>
 cudaError_t launch_tiles(const Matrix& x, const Extent& extent, const GroupNumerics& numerics,
                          const GroupOutput& out, const GroupOutput& out_t, cudaStream_t stream) {
   const int64_t side = extent.log > 7 ? 2 * kSide : kSide;
-  const int64_t tall = (x.rows + side - 1) / side, wide = (x.cols + side - 1) / side;
+  int64_t tall = (x.rows + side - 1) / side;
+  const int64_t wide = (x.cols + side - 1) / side;
+  // Rows of the transpose that are aligned to 16 bytes are faster without rings, though two tiles
+  // then write parts of the same sectors.
+  const bool loose = kWhat != Both::kAny &&
+                     (reinterpret_cast<uintptr_t>(out_t.data.data) | out_t.data.s2) % 16 != 0;
+  const size_t shared = TileMemory<T>::kBytes + (loose ? kRingBytes : 0);
+  const int per_sm = blocks_per_sm<&both_kernel<T, kWhole, kWhat>>(kThreads, shared);
+  if (per_sm == 0) return cudaErrorInvalidConfiguration;
+  int strip = loose ? kMostStrip : 0;
+  const int64_t wave = int64_t{kStripWaves} * per_sm * sm_count();
+  while (strip > 1 && tall * wide < wave * strip) strip /= 2;
+  if (loose) tall = (tall + strip - 1) / strip;
   const int64_t count = tall * wide;
-  constexpr size_t kShared = TileMemory<T>::kBytes;
-  if (blocks_per_sm<&both_kernel<T, kWhole, kWhat>>(kThreads, kShared) == 0) {
-    return cudaErrorInvalidConfiguration;
-  }
   return launch<&both_kernel<T, kWhole, kWhat>>(
-      {count < 1 ? 1 : count, kThreads, Start::kOverlapped, 1, kShared}, stream,
+      {count < 1 ? 1 : count, kThreads, Start::kOverlapped, 1, shared}, stream,
       TileSource<T>{static_cast<const T*>(x.data), x.s2, x.rows, x.cols, x.vector},
       Sides{{side_of(out), side_of(out_t)}}, numerics, extent, static_cast<uint32_t>(wide),
-      static_cast<uint32_t>(count));
+      static_cast<uint32_t>(count), strip);
 }
 #endif
 
@@ -295,6 +360,7 @@ cudaError_t launch_tiles(const Matrix& x, const Extent& extent, const GroupNumer
 namespace {
 
 // Groups of `size` elements, or squares with that side, of the matrix and of its transpose.
+// -DJITQUANT_BOTH=<number> builds a library for one kind of scales and whole blocks alone.
 cudaError_t launch_both(const Matrix& x, int64_t size, bool square, const GroupNumerics& numerics,
                         const GroupOutput& out, const GroupOutput& out_t, cudaStream_t stream) {
   Extent extent = {4, square};
@@ -302,17 +368,26 @@ cudaError_t launch_both(const Matrix& x, int64_t size, bool square, const GroupN
   const bool whole = is_whole(x, out.data);
   const bool plain = whole && size == kSide && !divides(numerics) && !numerics.bounded &&
                      is_plain(out.scales) && is_plain(out_t.scales);
-  const bool mxfp8 = whole && numerics.scale_format == ScaleFormat::kE8m0;
+  const Both kind = plain                                         ? Both::kPlain
+                    : numerics.scale_format == ScaleFormat::kE8m0 ? Both::kMxfp8
+                                                                  : Both::kAny;
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
     const auto launch = [&](auto is_whole, auto what) {
       return launch_tiles<T, is_whole, what>(x, extent, numerics, out, out_t, stream);
     };
     constexpr std::true_type yes = {};
-    if (plain) return launch(yes, std::integral_constant<Both, Both::kPlain>());
-    if (mxfp8) return launch(yes, std::integral_constant<Both, Both::kMxfp8>());
+#ifdef JITQUANT_BOTH
+    constexpr Both kOnly = static_cast<Both>(JITQUANT_BOTH);
+    return whole && kind == kOnly ? launch(yes, std::integral_constant<Both, kOnly>())
+                                  : kLacksKernels;
+#else
     constexpr std::integral_constant<Both, Both::kAny> any = {};
-    return whole ? launch(yes, any) : launch(std::false_type(), any);
+    if (!whole) return launch(std::false_type(), any);
+    if (kind == Both::kPlain) return launch(yes, std::integral_constant<Both, Both::kPlain>());
+    if (kind == Both::kMxfp8) return launch(yes, std::integral_constant<Both, Both::kMxfp8>());
+    return launch(yes, any);
+#endif
   });
 }
 

@@ -82,6 +82,7 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
   while (kIsOneRow<kRows> || r < source.rows) {
     const typename Source::Row row = source.row(r);
     passes.first(row, reduce, [](int, const Block<float>&) {});
+    passes.prefetch_next(r);
     float amax[kBlocks];
     if constexpr (kHolds) groups_amax(passes.held, lanes, shares, amax);
     const float inverse = passes.inverse(passes.sum(reduce));

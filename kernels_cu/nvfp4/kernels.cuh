@@ -3,7 +3,8 @@
 //   amax_kernel       launch 1 for tensor granularity (amax/partials.cuh)
 //   quantize_kernel   launch 2, or the only launch if gsa is given. Takes any source and one of the
 //                     walks in walks.cuh. quantize_whole_kernel handles gate and up of whole,
-//                     aligned blocks; pieces.cuh handles contiguous tensors of many blocks.
+//                     aligned blocks; pieces.cuh handles contiguous tensors of many blocks, and
+//                     norms of whole, aligned ones.
 //   cluster_kernel    both in one launch, for tensors that fit in the registers of a cluster
 #pragma once
 
@@ -158,6 +159,14 @@ constexpr int64_t kPiece = 96;  // blocks per row that justify thread blocks for
 // do not fill an SM cost more than they save.
 template <class Source>
 constexpr bool kByPieces = sizeof(typename Source::Fetched) <= 32;
+// Those of normalized rows have a kernel of their own.
+template <class T>
+constexpr bool kByPieces<NormalizedSource<PlainSource<T>>> = false;
+
+template <class Source>
+constexpr bool kIsNormalized = false;
+template <class T>
+constexpr bool kIsNormalized<NormalizedSource<PlainSource<T>>> = true;
 
 template <class Source>
 cudaError_t launch_sectors(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
@@ -172,6 +181,7 @@ cudaError_t launch_sectors(const Source& source, const GlobalScale& scale, Nvfp4
 //   walks::Sectors   swizzled scales of whole, aligned blocks, with one gsa
 //   walks::Pieces    other rows of whole, aligned blocks, with 1536 columns or more
 //   walks::Matrix    anything else
+// Gate and up, and norms, have kernels of their own for whole, aligned blocks.
 // launch_quantize_plain adds walks::Flat for contiguous plain tensors.
 template <class Source>
 cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
@@ -192,7 +202,20 @@ cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp
                                                              static_cast<int>(pieces));
     }
   }
-  const int64_t items = (out.rows * out.blocks + kThreads - 1) / kThreads;
+  const int64_t blocks = out.rows * out.blocks, items = (blocks + kThreads - 1) / kThreads;
+  if constexpr (kIsNormalized<Source>) {
+    using T = typename Source::Element;
+    if (source.whole() && source.source.row.even && !out.swizzled && blocks > 0 &&
+        blocks < int64_t{1} << 31) {
+      // Smaller thread blocks where those would not be on all SMs.
+      constexpr int kShare = kBlocksPerThread<T>;
+      const int threads = items <= kShare * sm_count() ? kPieceThreads : kThreads;
+      const int work = threads * kShare;
+      return launch<&norm_piece_kernel<T>>(
+          {(blocks + work - 1) / work, threads, Start::kOverlapped}, stream, source, scale, recipe,
+          out, static_cast<uint32_t>(blocks), Divisor(static_cast<uint32_t>(out.blocks)));
+    }
+  }
   if constexpr (kHasWhole<Source>) {
     if (takes_whole(source) && !out.swizzled) {
       const auto start = [&](auto activates) {

@@ -19,6 +19,10 @@ inline int row_lanes_log2(int most, int64_t width) {
 }
 
 constexpr int kLaneThreads = 128;
+// Rows of a thread block.
+inline int lane_rows(int lanes_log2) {
+  return kLaneThreads >> lanes_log2;
+}
 
 // The position of a lane in a grid whose warps take as many rows at a time as they have lanes for.
 struct RowLane {
@@ -27,8 +31,9 @@ struct RowLane {
   int first, row, step;   // the warp's first row, this lane's row, and the step to the next
   int place, place_step;  // offset of the scale of block `mine`, and from there to `mine` + `lanes`
 
-  __device__ __forceinline__ RowLane(const Nvfp4Output& out, int lanes_log2)
-      : width(static_cast<int>(out.blocks)), rows(static_cast<int>(out.rows)) {
+  template <class Source>
+  __device__ __forceinline__ RowLane(const Source& source, const Nvfp4Output& out, int lanes_log2)
+      : width(static_cast<int>(blocks_of(source.cols))), rows(static_cast<int>(source.rows)) {
     const int lane = threadIdx.x & 31, rows_of_warp = 32 >> lanes_log2;
     lanes = 1 << lanes_log2, mine = lane & (lanes - 1);
     first = (blockIdx.x * (kLaneThreads / 32) + threadIdx.x / 32) * rows_of_warp;
@@ -54,7 +59,7 @@ __global__ void __launch_bounds__(kLaneThreads, sizeof(T) == 2 ? 7 : 6)
     lane_rows_kernel(PlainSource<T> source, float divisor, float* gsa, Nvfp4Recipe recipe,
                      Nvfp4Output out, int lanes_log2) {
   constexpr int kMost = kLaneBlocks<T>;
-  RowLane at(out, lanes_log2);
+  RowLane at(source, out, lanes_log2);
 #pragma unroll
   for (int k = 0; k < kMost; ++k) {
     if (at.row < at.rows && at.block(k) < at.width) {

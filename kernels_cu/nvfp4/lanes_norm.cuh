@@ -7,9 +7,11 @@
 
 namespace jitquant {
 
-// The maximum blocks of a row per lane.
+// The maximum blocks of a row per lane, for rows of 2^n blocks and for those of 3 * 2^n.
 template <class T>
 constexpr int kLaneNormBlocks = sizeof(T) == 2 ? 2 : 1;
+template <class T>
+constexpr int kMostLaneNormBlocks = sizeof(T) == 2 ? 3 : 1;
 
 // Shared memory for the weights.
 template <class T>
@@ -17,15 +19,18 @@ size_t lane_norm_bytes(int64_t width) {
   return HeldWeights<T, false>::bytes(static_cast<int>((width + 31) / 32 * 32), 1);
 }
 
-// A lane loads its next row after it has multiplied this one by the weights. Not for kTensorAmax.
-template <class T>
-__global__ void __launch_bounds__(kLaneThreads, 5)
+// A lane has up to kMost blocks of a row. It loads its next row after it has multiplied this one by
+// the weights.
+template <class T, int kMost>
+__global__ void __launch_bounds__(kLaneThreads, kMost > 2 ? 4 : 5)
     lane_norm_kernel(PlainSource<T> source, Normalize<T> norm, RowScale scale, Nvfp4Recipe recipe,
                      Nvfp4Output out, int lanes_log2) {
-  constexpr int kMost = kLaneNormBlocks<T>;
   extern __shared__ __align__(128) uint4 row_storage[];
   const HeldWeights<T, false> weights(row_storage);
-  RowLane at(out, lanes_log2);
+  __shared__ BlockReduce::Scratch scratch;
+  const LaneReduce reduce({lanes_log2});
+  const bool quantizes = scale.mode != RowMode::kTensorAmax;
+  RowLane at(source, out, lanes_log2);
   const int blocks = (at.width - at.mine + at.lanes - 1) >> lanes_log2;  // blocks of this lane
 #pragma unroll
   for (int k = 0; k < kMost; ++k) {
@@ -51,7 +56,8 @@ __global__ void __launch_bounds__(kLaneThreads, 5)
   for (int b = threadIdx.x; b < ((at.width + 31) & ~31); b += kLaneThreads) {
     weights.put(norm.weight, b, static_cast<int>(source.cols));
   }
-  RowFacts facts = row_facts<true>(scale, recipe, source.cols);
+  const RowFacts facts = row_facts<true>(scale, recipe, source.cols);
+  float tensor_amax = 0.0f;  // of the rows that this lane leads
   __syncthreads();
 #pragma unroll 1
   for (; at.first < at.rows; at.next()) {
@@ -68,41 +74,20 @@ __global__ void __launch_bounds__(kLaneThreads, 5)
       most = max(most, float_bits(block_max[k]));
     }
     fetch(at.row + at.step);
-    // The blocks of a row shorter than a chunk are added like those of a chunk, as far as there are
-    // any.
-    float sum;
-    if (kMost > 1 && at.lanes == 32) {
-      const float half = chunk_sum(squares);
-      sum = add_rn(half, __shfl_xor_sync(0xffffffffu, half, 16));
-    } else {
-      sum = kMost > 1 ? add_rn(squares[0], squares[kMost - 1]) : squares[0];
-#pragma unroll 1
-      for (int offset = at.lanes >> 1; offset > 0; offset >>= 1) {
-        sum = add_rn(sum, __shfl_xor_sync(0xffffffffu, sum, offset));
-      }
-    }
-#pragma unroll 1
-    for (int offset = at.lanes >> 1; offset > 0; offset >>= 1) {
-      most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
-    }
-    if (is_nan(bits_float(__reduce_max_sync(0xffffffffu, most)))) {
+    float2 total = reduce.sum_and_max(squares, bits_float(most));
+    if (__any_sync(0xffffffffu, is_nan(total.y))) {
       // Again with NaNs ignored.
       float numbers = 0.0f;
 #pragma unroll
       for (int k = 0; k < kMost; ++k) {
         if (k < there) numbers = amax_ignore_nan(numbers, held[k].amax_of_numbers());
       }
-      most = float_bits(numbers);
-#pragma unroll 1
-      for (int offset = at.lanes >> 1; offset > 0; offset >>= 1) {
-        most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
-      }
+      total.y = reduce.max(numbers);
     }
-    const RowEncoding e = finish_row<true>(sum, bits_float(most), norm, scale, recipe,
+    const RowEncoding e = finish_row<true>(total.x, total.y, norm, scale, recipe,
                                            at.row < at.rows ? at.row : 0, facts);
-    if (there > 0) {
-      float unused;
-      if (at.mine == 0) tell_row<true>(e, norm, scale, at.row, unused);
+    if (there > 0 && at.mine == 0) tell_row<true>(e, norm, scale, at.row, tensor_amax);
+    if (quantizes && there > 0) {
       Nvfp4Codes codes[kMost];
       HeldProduct::quantize(held, block_max, there, e, codes);
       const OutputRow to(out, at.row);
@@ -112,7 +97,12 @@ __global__ void __launch_bounds__(kLaneThreads, 5)
       }
     }
   }
-  zero_padding(out);
+  if (quantizes) {
+    zero_padding(out);
+  } else {
+    tensor_amax = BlockReduce(scratch).max(tensor_amax);
+    if (threadIdx.x == 0) put_partial(scale, blockIdx.x, gridDim.x, tensor_amax);
+  }
 }
 
 }  // namespace jitquant

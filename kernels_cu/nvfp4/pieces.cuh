@@ -1,5 +1,6 @@
-// The kernels for contiguous tensors of many whole blocks. One thread block per piece of work: the
-// hardware starts them in order, so that concurrent reads and writes are close together.
+// The kernels for contiguous tensors of many whole blocks, and for the second launch of a norm. One
+// thread block per piece of work: the hardware starts them in order, so that concurrent reads and
+// writes are close together.
 #pragma once
 
 #include "jitquant/flat.cuh"
@@ -26,6 +27,49 @@ __global__ void __launch_bounds__(kThreadsPerPiece<kAfterAmax>,
     reinterpret_cast<uint2*>(out.codes)[block] = make_uint2(codes.low, codes.high);
     out.scales[block] = codes.scale;
   });
+}
+
+// Normalized rows, evenly strided, of whole, aligned blocks with linear scales. Starts at the end,
+// as above. All indices have 32 bits.
+template <class T>
+__global__ void __launch_bounds__(kThreads, piece_blocks_per_sm<T, true>() - 1)
+    norm_piece_kernel(NormalizedSource<PlainSource<T>> source, GlobalScale scale,
+                      Nvfp4Recipe recipe, Nvfp4Output out, uint32_t count, Divisor width) {
+  using Source = NormalizedSource<PlainSource<T>>;
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  constexpr int kShare = kBlocksPerThread<T>;
+  const uint32_t first = (gridDim.x - 1 - blockIdx.x) * (blockDim.x * kShare) + threadIdx.x;
+  uint32_t row[kShare], block[kShare];
+  Block<T> x[kShare];
+  float inverse[kShare];
+  begin_overlapped(
+      [&] {
+#pragma unroll
+        for (int k = 0; k < kShare; ++k) {
+          const uint32_t i = first + k * blockDim.x;
+          row[k] = width.quotient_of(i), block[k] = i - row[k] * width.divisor;
+          if (i < count) {
+            const PlainSource<T>& plain = source.source;
+            x[k] = plain.template fetch<true>(plain.row.even_row(row[k]), block[k]);
+            inverse[k] = source.norm.inv_rms[row[k]];
+          }
+        }
+      },
+      [] {});
+  const bool by_row = is_by_row(scale);
+  Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, recipe, reduce);
+#pragma unroll
+  for (int k = 0; k < kShare; ++k) {
+    const uint32_t i = first + k * blockDim.x;
+    if (i >= count) break;
+    if (by_row) encoding = row_encoding(scale, row[k], block[k], recipe);
+    const typename Source::Row p = {nullptr, inverse[k]};
+    const Block<float> v = source.template value<true>(x[k], p, block[k]);
+    const Nvfp4Codes codes = quantize_value(source, p, v, encoding);
+    reinterpret_cast<uint2*>(out.codes)[i] = make_uint2(codes.low, codes.high);
+    out.scales[i] = codes.scale;
+  }
 }
 
 // Swizzled scales: a warp takes as many sectors as it would have blocks above. The sectors of a

@@ -69,6 +69,13 @@ __device__ __forceinline__ void tell_row(const RowEncoding& e, const Normalize<T
   }
 }
 
+// Writes maximum `mine` of `count`, for kTensorAmax, and zeros after them. By one thread for each.
+__device__ __forceinline__ void put_partial(const RowScale& scale, int mine, int count,
+                                            float amax) {
+  scale.partials[mine] = amax;
+  for (int i = count + mine; i < scale.maxima; i += count) scale.partials[i] = 0.0f;
+}
+
 // The steps that the threads of a row do together. threadIdx.x counts the threads of a row,
 // threadIdx.y the rows in flight: an SM holds only so many thread blocks, and one lane per row
 // computes the encodings of several rows in the time of one. Called by all threads of the block
@@ -147,9 +154,8 @@ class RowTeam {
   // Writes the amax of the rows so far, for kTensorAmax.
   __device__ __forceinline__ void put_partial(const RowScale& scale) const {
     if (threadIdx.x != 0) return;
-    const int mine = blockIdx.x * rows() + slot(), count = gridDim.x * rows();
-    scale.partials[mine] = shared_.tensor_amax[slot()];
-    for (int i = count + mine; i < scale.maxima; i += count) scale.partials[i] = 0.0f;
+    jitquant::put_partial(scale, blockIdx.x * rows() + slot(), gridDim.x * rows(),
+                          shared_.tensor_amax[slot()]);
   }
 
  private:

@@ -1,21 +1,26 @@
-// One thread block or cluster per row, which the hardware starts in order: norms of x + residual
-// with more than eight rows per SM, silu(gate) * up, and rows that are too long for one thread
-// block. Loads the whole row, and a norm's weights, together and keeps it in registers. For rows of
-// whole blocks that are aligned to 16 bytes.
+// One thread block, cluster or some lanes of a warp per row, which the hardware starts in order:
+// norms of x + residual with more than eight rows per SM, silu(gate) * up, and rows that are too
+// long for one thread block. Loads the whole row, and a norm's weights, together and keeps it in
+// registers. For rows of whole blocks that are aligned to 16 bytes.
 #pragma once
 
 #include "jitquant/cluster.cuh"
+#include "lanes.cuh"
 #include "norm.cuh"
 
 namespace jitquant {
 
-constexpr int kRowBlocks = 2;  // per thread, of one row
+// Blocks per thread, and per lane, of one row. Lanes with three fit rows of 3 * 2^n blocks too.
+constexpr int kRowBlocks = 2;
+template <class T>
+constexpr int kLaneRowBlocks = sizeof(T) == 2 ? 3 : 2;
 
 // Registers per thread: for 16 bits three rows of 7168 on an SM if two tensors are read. Four were
 // slower, because the writes of a row compete with the reads of others.
-template <class Source, bool kNorm>
+template <class Source, bool kNorm, class Team>
 constexpr int row_registers(bool sm_100) {
   if (sizeof(typename Source::Element) == 4) return 128;
+  if (std::is_same<Team, LaneTeam>::value) return (kNorm ? 128 : 96) + (sm_100 ? 16 : 0);
   if (sizeof(typename Source::Fetched) > sizeof(Block<float>) / 2) return sm_100 ? 96 : 80;
   return kNorm ? 72 : 56;
 }
@@ -48,58 +53,73 @@ __device__ __forceinline__ float amax_of_numbers(const Block<E>& x) {
   return numbers.result();
 }
 
-// Not for kTensorAmax. A row has `cluster` thread blocks.
+// Not for kTensorAmax. A row has `split` thread blocks of a cluster, and `ahead` rows later comes
+// that of the cluster that replaces this one; or a row has 2^split lanes.
 template <class Source, bool kNorm, class Team>
-__global__ void __maxnreg__((row_registers<Source, kNorm>(kSm100)))
+__global__ void __maxnreg__((row_registers<Source, kNorm, Team>(kSm100)))
     row_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
-               Nvfp4Recipe recipe, Nvfp4Output out, int cluster) {
+               Nvfp4Recipe recipe, Nvfp4Output out, int split, int ahead) {
   using T = typename Source::Element;
   using Value = typename Source::Value;
   using Kept = std::conditional_t<kNorm, HeldProduct, Value>;
-  using Reduce = std::conditional_t<kNorm, TeamRowReduce<Team>, TeamReduce<Team>>;
+  constexpr bool kLanes = std::is_same<Team, LaneTeam>::value;
+  constexpr int kBlocks = kLanes ? kLaneRowBlocks<T> : kRowBlocks;
+  using Reduce =
+      std::conditional_t<kLanes, LaneReduce,
+                         std::conditional_t<kNorm, TeamRowReduce<Team>, TeamReduce<Team>>>;
   const Team team = [&] {
-    if constexpr (Team::kCluster) {
-      return Team(cluster);
+    if constexpr (kLanes) {
+      return Team{split};
+    } else if constexpr (Team::kCluster) {
+      return Team(split);
     } else {
       return Team();
     }
   }();
   __shared__ typename Reduce::Scratch scratch;
   Reduce reduce = [&] {
-    if constexpr (kNorm) {
-      return Reduce::template of<kRowBlocks>(scratch, team);
+    if constexpr (kLanes) {
+      return Reduce(team);
+    } else if constexpr (kNorm) {
+      return Reduce::template of<kBlocks>(scratch, team);
     } else {
       return Reduce(scratch, team);
     }
   }();
-  const int width = static_cast<int>(out.blocks);
-  const uint32_t r = blockIdx.x / (Team::kCluster ? cluster : 1);
+  int width = static_cast<int>(out.blocks);
+  uint32_t r;
+  if constexpr (kLanes) {
+    r = (blockIdx.x * kLaneThreads + threadIdx.x) >> split;
+    if (r >= source.rows) r = 0, width = 0;  // this lane has no row
+  } else {
+    r = team.index();
+  }
   const typename Source::Row row = source.row(r);
   const auto at = [&](int k) { return team.thread() + k * team.threads(); };
   if (is_first()) {
 #pragma unroll
-    for (int k = 0; k < kRowBlocks; ++k) {
+    for (int k = 0; k < kBlocks; ++k) {
       if (at(k) < width) source.prefetch(row, at(k));
     }
   }
   wait_for_previous();
   let_next_begin();
 
-  Kept held[kRowBlocks];
-  float block_max[kRowBlocks], squares[kRowBlocks];
+  Kept held[kBlocks];
+  float block_max[kBlocks], squares[kBlocks];
   const auto take = [&](auto of_weight) {
     using W = decltype(of_weight);
-    typename Source::Fetched fetched[kRowBlocks];
-    Block<W> weight[kNorm ? kRowBlocks : 1];
+    typename Source::Fetched fetched[kBlocks];
+    Block<W> weight[kNorm ? kBlocks : 1];
     // Missing blocks of a row are zero.
 #pragma unroll
-    for (int k = 0; k < kRowBlocks; ++k) {
+    for (int k = 0; k < kBlocks; ++k) {
       fetched[k] = {};
       if (at(k) < width) fetched[k] = source.template fetch<true>(row, at(k));
     }
     if constexpr (kNorm) {
 #pragma unroll
-      for (int k = 0; k < kRowBlocks; ++k) {
+      for (int k = 0; k < kBlocks; ++k) {
         weight[k] = {};
         if (at(k) < width) {
           const W* const p = static_cast<const W*>(norm.weight.data) + at(k) * 16;
@@ -108,7 +128,7 @@ __global__ void __maxnreg__((row_registers<Source, kNorm>(kSm100)))
       }
     }
 #pragma unroll
-    for (int k = 0; k < kRowBlocks; ++k) {
+    for (int k = 0; k < kBlocks; ++k) {
       const Value x = whole_value(source, fetched[k], row, at(k), at(k) < width);
       if constexpr (kNorm) {
         held[k] = HeldProduct::of(x, weight[k], block_max[k], squares[k]);
@@ -119,40 +139,43 @@ __global__ void __maxnreg__((row_registers<Source, kNorm>(kSm100)))
     }
   };
   kNorm&& norm.weight.fp32 ? take(float{}) : take(T{});
+  if constexpr (Team::kCluster) {
+    team.template prefetch<kRowBlocks>(source, r + static_cast<uint32_t>(ahead), width);
+  }
 
   uint32_t most = 0;  // an amax as bits
 #pragma unroll
-  for (int k = 0; k < kRowBlocks; ++k) most = max(most, float_bits(block_max[k]));
+  for (int k = 0; k < kBlocks; ++k) most = max(most, float_bits(block_max[k]));
   float2 total = {0.0f, bits_float(most)};
   if constexpr (kNorm) {
     total = reduce.sum_and_max(squares, bits_float(most));
   } else {
     total.y = reduce.max(bits_float(most));
   }
-  if (is_nan(total.y)) {
+  if (__any_sync(0xffffffffu, is_nan(total.y))) {
     // Again with NaNs ignored.
     float numbers = 0.0f;
 #pragma unroll
-    for (int k = 0; k < kRowBlocks; ++k) numbers = fmaxf(numbers, amax_of_numbers(held[k]));
+    for (int k = 0; k < kBlocks; ++k) numbers = fmaxf(numbers, amax_of_numbers(held[k]));
     total.y = reduce.max(numbers);
   }
   const RowFacts facts = row_facts<kNorm>(scale, recipe, source.cols);
   const RowEncoding e = finish_row<kNorm>(total.x, total.y, norm, scale, recipe, r, facts);
-  Nvfp4Codes codes[kRowBlocks];
+  Nvfp4Codes codes[kBlocks];
   if constexpr (kNorm) {
-    HeldProduct::quantize(held, block_max, kRowBlocks, e, codes);
+    HeldProduct::quantize(held, block_max, kBlocks, e, codes);
   } else {
 #pragma unroll
-    for (int k = 0; k < kRowBlocks; ++k) {
+    for (int k = 0; k < kBlocks; ++k) {
       codes[k] = nvfp4_quantize_block(held[k], block_max[k], e.encoding);
     }
   }
   const OutputRow to(out, r);
 #pragma unroll
-  for (int k = 0; k < kRowBlocks; ++k) {
+  for (int k = 0; k < kBlocks; ++k) {
     if (at(k) < width) to.store(at(k), scale_place(out, at(k)), codes[k]);
   }
-  if (team.thread() == 0) {
+  if (team.thread() == 0 && (!kLanes || width > 0)) {
     float unused = 0.0f;
     tell_row<kNorm>(e, norm, scale, r, unused);
   }

@@ -1,12 +1,14 @@
 // The row-by-row kernels: row granularity and norms in one launch, or launch 1 of a norm with
 // tensor granularity. They differ in where a row is between its two passes, and in the walk:
 //   lane_rows_kernel      registers of some lanes of a warp; many rows of at most 1024 columns
-//   lane_norm_kernel      the same for norms; 512 columns in fp32
+//   lane_norm_kernel      the same for norms; 1536 columns, in fp32 512
 //   register_rows_kernel  registers of a thread block, which is persistent; whole, aligned blocks
 //   norm_kernel           the same for norms; both also take other rows of a plain tensor of
 //                         two-byte values
 //   row_kernel            registers, with one thread block per row; norms of many rows with a
-//                         residual. With one cluster per row: rows that are too long for the others
+//                         residual, silu(gate) * up. With some lanes of a warp per row: the same of
+//                         at most 1024 columns. With one cluster per row: rows that are too long
+//                         for the others
 //   reread_rows_kernel    nowhere: every row is read twice; everything else
 #pragma once
 
@@ -119,22 +121,23 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
   if (quantizes) {
     zero_padding(out);
   } else if (threadIdx.x == 0) {
-    scale.partials[blockIdx.x] = tensor_amax;
-    for (int i = gridDim.x + blockIdx.x; i < scale.maxima; i += gridDim.x) scale.partials[i] = 0.0f;
+    put_partial(scale, blockIdx.x, gridDim.x, tensor_amax);
   }
 }
 
 // How to quantize the rows of a source. Depends only on shape, alignment and device.
 struct RowPlan {
   // kRegisters and kRegistersFew take Source::kHeldShare and kHeldFew blocks per thread; kLoose is
-  // kRegisters of LooseSource.
-  enum Kernel { kReread, kLanes, kRegistersFew, kRegisters, kLoose, kRow, kCluster };
+  // kRegisters of LooseSource. Norms take kMostLaneNormBlocks per lane with kLanesMost.
+  enum Kernel { kReread, kLanes, kLanesMost, kRegistersFew, kRegisters, kLoose, kRow, kCluster };
   Kernel kernel;
   LaunchShape shape;
   int partials;  // written with kTensorAmax; 0: no such plan
   // For the kernels that hold rows.
   RowSchedule rows;
   RowStart start;
+  int lanes_log2 = 0;  // log2 of the lanes per row, with kLanes
+  int ahead = 0;       // with kCluster
 };
 
 template <auto kValue>
@@ -247,33 +250,51 @@ constexpr bool kHasLanes<PlainSource<T>> = true;
 // In wider rows a thread block holds a row faster: 65536 rows of 1024 and 2048 columns take 47 and
 // 87 us in lanes, 67 and 83 us in a thread block.
 constexpr int kMostLaneCols = 1024;
+// With a residual, or of silu(gate) * up, already 32768 x 1024 take 67 and 52 us in lanes, 56 and
+// 44 in a thread block; 43648 x 768 take 59 and 42, and 61 and 65.
+constexpr int kMostRowLaneCols = 768;
 
-// The maximum blocks of a row per lane.
-template <bool kNorm, class T>
-constexpr int lane_blocks() {
-  return kNorm ? kLaneNormBlocks<T> : kLaneBlocks<T>;
-}
-template <bool kNorm, class T>
+template <bool kNorm, class T, int kBlocks>
 constexpr auto lane_kernel() {
   if constexpr (kNorm) {
-    return &lane_norm_kernel<T>;
+    return &lane_norm_kernel<T, kBlocks>;
   } else {
     return &lane_rows_kernel<T>;
   }
 }
 
-template <bool kNorm, class T>
+// Each lane has up to kBlocks blocks.
+template <bool kNorm, int kBlocks, class T>
 RowPlan lane_plan(const PlainSource<T>& source) {
   const int64_t width = blocks_of(source.cols);
-  const int rows = kLaneThreads >> row_lanes_log2(lane_blocks<kNorm, T>(), width);
-  RowPlan plan = {RowPlan::kLanes, {}, 1};
+  RowPlan plan = {kNorm && kBlocks > kLaneNormBlocks<T> ? RowPlan::kLanesMost : RowPlan::kLanes};
+  plan.lanes_log2 = row_lanes_log2(kBlocks, width);
   plan.shape.block = kLaneThreads;
   plan.shape.start = Start::kOverlapped;
   plan.shape.shared = kNorm ? lane_norm_bytes<T>(width) : 0;
-  plan.shape.grid =
-      persistent_grid((source.rows + rows - 1) / rows,
-                      blocks_per_sm<lane_kernel<kNorm, T>()>(kLaneThreads, plan.shape.shared));
+  const int rows = lane_rows(plan.lanes_log2);
+  plan.shape.grid = persistent_grid(
+      (source.rows + rows - 1) / rows,
+      blocks_per_sm<lane_kernel<kNorm, T, kBlocks>()>(kLaneThreads, plan.shape.shared));
+  if (plan.shape.grid > kMaxPartials) plan.shape.grid = kMaxPartials;
+  plan.partials = static_cast<int>(plan.shape.grid);
   return plan;
+}
+// No plan if lanes cannot hold a row.
+template <bool kNorm, class T>
+RowPlan lane_plan(const PlainSource<T>& source) {
+  const int64_t width = blocks_of(source.cols);
+  if constexpr (kNorm) {
+    constexpr int kEven = kLaneNormBlocks<T>, kMost = kMostLaneNormBlocks<T>;
+    if (width > 32 * kMost) return {};
+    if (width > 32 * kEven ||
+        kMost << row_lanes_log2(kMost, width) < kEven << row_lanes_log2(kEven, width)) {
+      return lane_plan<kNorm, kMost>(source);
+    }
+    return lane_plan<kNorm, kEven>(source);
+  } else {
+    return source.cols <= kMostLaneCols ? lane_plan<kNorm, kLaneBlocks<T>>(source) : RowPlan{};
+  }
 }
 
 // -DJITQUANT_ROW_SCALES=1 builds a library without the kernels that only a gsa of the whole tensor
@@ -293,9 +314,8 @@ template <class T>
 constexpr bool kHasRow<DeinterleaveSource<T>, false> = true;
 template <class Source, bool kNorm>
 constexpr bool kHasCluster = kHasRow<Source, kNorm>;
-// Without a norm, 1024 threads hold 16-bit rows as long as those that a cluster takes.
 template <class T, bool kNorm>
-constexpr bool kHasCluster<PlainSource<T>, kNorm> = kNorm || sizeof(T) == 4;
+constexpr bool kHasCluster<PlainSource<T>, kNorm> = true;
 
 // 16384 x 1536 and 2048 of silu(gate) * up take 35 and 40 us, and 33 and 45 with a persistent grid.
 constexpr int kLeastRowCols = 2048;
@@ -310,15 +330,27 @@ template <bool kNorm, class Source>
 RowPlan one_row_plan(const Source& source) {
   constexpr int kMostOfTwo = 384;
   const int64_t threads = (row_threads(source.cols) + 31) / 32 * 32;
-  const int registers = row_registers<Source, kNorm>(device_traits().major >= 10);
+  const int registers = row_registers<Source, kNorm, BlockTeam>(device_traits().major >= 10);
   if (threads > most_threads_with(registers)) return {};
-  if (threads > kMostOfTwo && cluster_rows(source.rows, threads).cluster > 1) return {};
+  if (threads > kMostOfTwo && cluster_holds(source.rows, threads)) return {};
   return {RowPlan::kRow, {source.rows, static_cast<int>(threads), Start::kOverlapped}, 1, {}};
 }
 template <class Source>
+RowPlan one_row_lane_plan(const Source& source) {
+  RowPlan plan = {RowPlan::kLanes, {0, kLaneThreads, Start::kOverlapped}, 1};
+  plan.lanes_log2 =
+      row_lanes_log2(kLaneRowBlocks<typename Source::Element>, blocks_of(source.cols));
+  const int rows = lane_rows(plan.lanes_log2);
+  plan.shape.grid = (source.rows + rows - 1) / rows;
+  return plan;
+}
+template <bool kNorm, class Source>
 RowPlan cluster_plan(const Source& source) {
-  const LaunchShape shape = cluster_rows(source.rows, row_threads(source.cols));
-  return {RowPlan::kCluster, shape, shape.cluster > 1 ? 1 : 0, {}};
+  const int64_t threads = row_threads(source.cols);
+  if (!cluster_holds(source.rows, threads)) return {};
+  const ClusterRows made =
+      clusters_of<&row_kernel<Source, kNorm, ClusterTeam>>(source.rows, threads);
+  return {RowPlan::kCluster, made.shape, 1, {}, {}, 0, made.at_once};
 }
 
 // `shares`: the amax combines several rows, so warps cannot work independently.
@@ -329,18 +361,18 @@ RowPlan row_plan(const Source& source, const ColumnVector& weight, bool shares) 
   if (source.whole() && weight.vector && few) {
     // With fewer rows, several blocks in turn per lane take longer than the barriers.
     if constexpr (kHasLanes<Source>) {
-      using T = typename Source::Element;
-      if (!shares && source.rows > 32 * sm_count() && source.cols <= kMostLaneCols &&
-          blocks_of(source.cols) <= 32 * lane_blocks<kNorm, T>()) {
-        return lane_plan<kNorm>(source);
-      }
+      if (source.rows > 32 * sm_count()) plan = lane_plan<kNorm>(source);
+      if (plan.partials > 0) return plan;
     }
     if constexpr (kHasRow<Source, kNorm>) {
       // With fewer rows, the kernels that load the next row ahead are faster, and without a norm
-      // also with shorter ones.
-      if (!shares && source.rows > 8 * sm_count() && (kNorm || source.cols >= kLeastRowCols)) {
-        plan = one_row_plan<kNorm>(source);
-        if (plan.partials == 0) plan = cluster_plan(source);
+      // also with rows that are too long for lanes, but short.
+      if (!shares && source.rows > 8 * sm_count()) {
+        if (source.cols <= kMostRowLaneCols) return one_row_lane_plan(source);
+        if (kNorm || source.cols >= kLeastRowCols) {
+          plan = one_row_plan<kNorm>(source);
+          if (plan.partials == 0) plan = cluster_plan<kNorm>(source);
+        }
       }
       if (plan.partials > 0) return plan;
     }
@@ -351,7 +383,7 @@ RowPlan row_plan(const Source& source, const ColumnVector& weight, bool shares) 
     }
     if (plan.partials == 0) plan = register_plan<Source, kNorm, Source::kHeldShare>(source);
     if constexpr (kHasCluster<Source, kNorm>) {
-      if (plan.partials == 0 && !shares) plan = cluster_plan(source);
+      if (plan.partials == 0 && !shares) plan = cluster_plan<kNorm>(source);
     }
   } else if (few && source.cols > 0) {
     if constexpr (kHasLoose<Source>) {
@@ -383,14 +415,16 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
   };
   if constexpr (kHasLanes<Source>) {
     using T = typename Source::Element;
-    const int lanes_log2 = row_lanes_log2(lane_blocks<kNorm, T>(), out.blocks);
-    if (plan.kernel == RowPlan::kLanes) {
-      if constexpr (kNorm) {
-        return start(Constant<&lane_norm_kernel<T>>{}, lanes_log2);
-      } else {
-        return launch<&lane_rows_kernel<T>>(plan.shape, stream, source, scale.divisor,
-                                            scale.gsa_out, recipe, out, lanes_log2);
+    if constexpr (kNorm) {
+      if (plan.kernel == RowPlan::kLanes) {
+        return start(Constant<&lane_norm_kernel<T, kLaneNormBlocks<T>>>{}, plan.lanes_log2);
       }
+      if (plan.kernel == RowPlan::kLanesMost) {
+        return start(Constant<&lane_norm_kernel<T, kMostLaneNormBlocks<T>>>{}, plan.lanes_log2);
+      }
+    } else if (plan.kernel == RowPlan::kLanes) {
+      return launch<&lane_rows_kernel<T>>(plan.shape, stream, source, scale.divisor, scale.gsa_out,
+                                          recipe, out, plan.lanes_log2);
     }
   }
   if constexpr (kHasLoose<Source>) {
@@ -401,13 +435,16 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
   }
   const int cluster = plan.shape.cluster;
   if constexpr (kHasRow<Source, kNorm>) {
+    if (plan.kernel == RowPlan::kLanes) {
+      return start(Constant<&row_kernel<Source, kNorm, LaneTeam>>{}, plan.lanes_log2, 0);
+    }
     if (plan.kernel == RowPlan::kRow) {
-      return start(Constant<&row_kernel<Source, kNorm, BlockTeam>>{}, cluster);
+      return start(Constant<&row_kernel<Source, kNorm, BlockTeam>>{}, cluster, plan.ahead);
     }
   }
   if constexpr (kHasCluster<Source, kNorm>) {
     if (plan.kernel == RowPlan::kCluster) {
-      return start(Constant<&row_kernel<Source, kNorm, ClusterTeam>>{}, cluster);
+      return start(Constant<&row_kernel<Source, kNorm, ClusterTeam>>{}, cluster, plan.ahead);
     }
   }
   if (plan.kernel == RowPlan::kReread) return start(Constant<&reread_rows_kernel<Source, kNorm>>{});

@@ -70,6 +70,9 @@ struct RotatedSource : std::conditional_t<kRope, MoreRegisters, Nothing> {
   __device__ __forceinline__ void prefetch(const Row& p, int64_t block) const {
     prefetch_block(p.data + block * 16, kWhole ? 16 : cols - block * 16);
   }
+  __device__ __forceinline__ void prefetch_part(const Row& p, int block, int count) const {
+    prefetch_blocks(p.data, block, count);
+  }
   template <bool kWhole>
   __device__ __forceinline__ Fetched fetch(const Row& p, int64_t block) const {
     Fetched f = {};

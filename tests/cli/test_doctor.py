@@ -7,7 +7,6 @@ import re
 import pytest
 
 from jitquant.loader.tools import doctor as examined
-from jitquant.loader.tools.trial_build import TrialBuild
 
 from .conftest import Run
 
@@ -15,7 +14,7 @@ from .conftest import Run
 @pytest.fixture(autouse=True)
 def no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own tests try the build."""
-    monkeypatch.setattr(examined, "try_build", lambda loader: TrialBuild(0.5, None))
+    monkeypatch.setattr(examined, "try_build", lambda plan_of: 0.5)
 
 
 def test_for_people_and_for_machines(run: Run) -> None:
@@ -33,8 +32,10 @@ def test_for_people_and_for_machines(run: Run) -> None:
 def test_the_exit_code_says_whether_a_build_would_work(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = OSError("[no] compiler")
-    monkeypatch.setattr(examined, "try_build", lambda loader: TrialBuild(0.5, error))
+    def fail(plan_of: object) -> float:
+        raise OSError("[no] compiler")
+
+    monkeypatch.setattr(examined, "try_build", fail)
     shown = run("doctor")
     assert shown.code == 1
     assert "[no] compiler" in shown.out

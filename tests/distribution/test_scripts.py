@@ -122,7 +122,8 @@ def test_the_demo_names_what_it_cannot_use(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_demo_shows_what_formats_cost(tmp_path: Path) -> None:
     _needs("typer", "rich", "safetensors", "matplotlib")
-    done = _run(str(ROOT / "scripts" / "demo"), "--device", "cpu", "--out", "shown", cwd=tmp_path)
+    few = ("--device", "cpu", "--windows", "8")
+    done = _run(str(ROOT / "scripts" / "demo"), *few, "--out", "shown", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((tmp_path / "shown" / "accuracy.json").read_text())
     rows = {row["format"]: row for row in record["rows"]}

@@ -267,7 +267,10 @@ def long_and_many_rows(module) -> None:  # type: ignore[no-untyped-def]
     row = {"granularity": "row"}
     e4m3 = {"dtype": torch.float8_e4m3fn}
     for dtype in (torch.bfloat16, torch.float32):
-        for rows, cols in ((3, 18464), (1100, 64), (4300, 64), (1100, 2048), (1100, 12320)):
+        for rows, cols in (
+            *((3, 18464), (3, 53264)),
+            *((1100, 64), (4300, 64), (1100, 2048), (1100, 12320)),
+        ):
             x, w = torch.randn(rows, cols).to(dtype).cuda(), torch.rand(cols).to(dtype).cuda()
             fused.amax_quantize_nvfp4(x, **row)
             quantize(x, **row, **e4m3)

@@ -115,7 +115,16 @@ def test_rmsnorm(
     dtype: torch.dtype, granularity: str, scale_layout: str, with_residual: bool
 ) -> None:
     kernel = module("fused_rmsnorm_quantize")
-    shapes = ((1, 16), (3, 17), (5, 384), (4400, 384), (4400, 1024), (130, 2048), (3, 28672))
+    shapes = (
+        (1, 16),
+        (3, 17),
+        (5, 384),
+        (4400, 384),
+        (4400, 1024),
+        (130, 2048),
+        (3, 28672),
+        (3, 53264),
+    )
     for rows, cols in (*shapes, (64, 7168), (1100, 5136), (600, 7171), (130, 1043)):
         for weight_dtype in (dtype, torch.float32):
             # Strided rows that are not aligned either.

@@ -12,7 +12,7 @@ import torch
 
 import jitquant
 from jitquant.loader import CudaModule, Loader, OldGraphWarning
-from jitquant.loader.nvrtc import device_module as device_modules
+from jitquant.loader.nvrtc import device_module
 from jitquant.loader.watch.live import was_captured
 from jitquant.testing import assert_no_sync, count_launches
 
@@ -174,19 +174,16 @@ def test_the_projects_kernels_say_that_they_were_captured(way: str) -> None:
 
 
 @pytest.fixture(params=["cupy", "cuda.core"])
-def launch(request: pytest.FixtureRequest) -> device_modules.Launch:
+def launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(request.param)
-    if request.param == "cupy":
-        return device_modules.with_cupy()
-    return device_modules.with_cuda_core()
+    ways = {"cupy": device_module.with_cupy, "cuda.core": device_module.with_cuda_core}
+    launch = ways[request.param]()
+    monkeypatch.setattr(device_module, "launcher", lambda: launch)
 
 
-def test_kernels_of_nvrtc_run(
-    loader: Loader, tmp_path: Path, launch: device_modules.Launch
-) -> None:
+@pytest.mark.usefixtures("launcher")
+def test_kernels_of_nvrtc_run(loader: Loader, tmp_path: Path) -> None:
     compiled = loader.get_device_module("gpu_scale", [write(tmp_path, 2.0)])
-    compiled._launch = launch
-    compiled._kernels.clear()
     x = torch.randn(1000, device="cuda", dtype=torch.bfloat16)
     y = torch.empty_like(x)
     kernel = compiled.kernel("scale_kernel<__nv_bfloat16, 3>")

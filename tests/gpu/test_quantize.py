@@ -66,8 +66,8 @@ def test_rows_anywhere(dtype: torch.dtype, scale_layout: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale_layout", LAYOUTS)
 def test_many_long_rows(dtype: torch.dtype, scale_layout: str) -> None:
-    """More than stay on a GPU: some have a block of threads to themselves."""
-    for rows, cols in ((4300, 2064), (2003, 7168), (1300, 16400)):
+    """More than stay on a GPU: some have a block of threads to themselves, or a cluster of them."""
+    for rows, cols in ((4300, 2064), (2003, 7168), (1300, 16400), (300, 53264)):
         x = randn(rows, cols, dtype=dtype, scale=3)
         x[::7, 3::50] = float("nan")
         x[1::9] = 0

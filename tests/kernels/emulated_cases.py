@@ -244,6 +244,12 @@ def _groups() -> Iterator[Sample]:
         yield _case("quantize_mxfp8_both", (dtype, rows), (x,), dtype=FP8_DTYPES[rows % 2])
         how = {"dtype": GROUP_DTYPES[rows % 3], "scale_layout": "column"}
         yield _case("quantize_per_token_group_both", (dtype, rows), (x, 128), **how)
+    # The same with less than 16 bytes in all, and with many tiles below each other, of which a
+    # thread block has one, two or four: the last one several, or a part of one.
+    for rows, dtype in ((5, DTYPES[0]), (1805, DTYPES[0]), (3095, DTYPES[1]), (6161, DTYPES[2])):
+        x = _values((rows, 16), dtype)
+        yield _case("quantize_mxfp8_both", (dtype, rows), (x,), dtype=FP8_DTYPES[0])
+        yield _case("quantize_block_both", (dtype, rows), (x, 128, 128), dtype=FP8_DTYPES[1])
     for dtype, elements, cols in itertools.product(DTYPES, GROUP_DTYPES, (272, 250)):
         x, how = _values((160, cols), dtype), {"dtype": elements, "recipe": next(recipes)}
         what = (cols, dtype, elements, how["recipe"])
@@ -252,6 +258,14 @@ def _groups() -> Iterator[Sample]:
         yield _case("quantize_block_both", what, (x, 128, 128), **how)
         yield _case("quantize_per_token_group_both", (*what, 256), (x, 256), **how)
         yield _case("quantize_per_token_group_both", what, (x, 128), **how, scale_layout="row")
+    # One row of squares, of few values, the last square incomplete: by a kernel of their own.
+    few = itertools.product(DTYPES, GROUP_DTYPES, ((1, 272), (3, 256), (33, 240), (128, 48)))
+    scales = itertools.cycle((("float32", "te"), ("ue8m0", "deepgemm"), ("ue8m0", "vllm")))
+    for dtype, elements, shape in few:
+        scale_format, recipe = next(scales)
+        how = {"dtype": elements, "scale_format": scale_format, "recipe": recipe}
+        what = ("few", *shape, dtype, elements, scale_format, recipe)
+        yield _case("quantize_block", what, (_values(shape, dtype), 128, 128), **how)
     rows = itertools.product(DTYPES, ((140, 272), (2, 272), (40, 250)), ("te", "vllm"))
     for (dtype, shape, recipe), added in itertools.product(rows, (False, True)):
         args = (_finite(shape, dtype), _finite(shape[-1:], dtype, 5), 128, 1e-5)
@@ -452,8 +466,14 @@ def _long() -> Iterator[Sample]:
         yield from _norms(what, y, weight)
         yield from _norms((*what, "added"), y, weight, _finite((3, cols), dtype, 6))
     # More than eight rows for the one multiprocessor of a device, and rows that are rotated first.
+    # Rows of 384 columns are too short for a thread block each, and those of 2048 are not.
     for dtype in DTYPES:
         how, what = {"granularity": "row"}, (dtype, "long", "many")
+        x, weight = _finite((70, 384), dtype), _finite((384,), dtype, 5)
+        yield _case("rmsnorm_quantize_nvfp4", (*what, 384), (x, weight), **how)
+        x, weight = _finite((9, 2048), dtype), _finite((2048,), dtype, 5)
+        added = _finite((9, 2048), dtype, 6)
+        yield _case("rmsnorm_quantize_nvfp4", (*what, 2048), (x, weight), residual=added, **how)
         x, weight = _finite((9, 18496), dtype), _finite((18496,), dtype, 5)
         yield _case("quantize_nvfp4", what, (x,), **how)
         yield _case("rmsnorm_quantize_nvfp4", what, (x, weight), **how)
@@ -465,6 +485,26 @@ def _long() -> Iterator[Sample]:
             more |= tables(rows, 64, 0) if embeds else {}
             args = (_finite((rows, cols), dtype), None)
             yield _case("rotate_quantize_fp8", (*what, cols, embeds), args, **more)
+
+
+def _longest() -> Iterator[Sample]:
+    # Rows whose sums are of more than 64 chunks, and those that only a cluster of eight holds.
+    for dtype, cols in zip(DTYPES, (53264, 65520, 40976), strict=True):
+        x, what, how = _finite((2, cols), dtype), (cols, dtype, "long"), {"granularity": "row"}
+        yield _case("quantize_nvfp4", what, (x,), **how)
+        fused = _values((2, 2 * cols), dtype)
+        args = (fused, cols, 8)
+        yield _case("deinterleave_quantize_nvfp4", what, args, op="select", **how)
+        yield _case("quantize_fp8", what, (x, None), dtype=FP8_DTYPES[0], **how)
+        weight = _finite((cols,), dtype, 5)
+        for added in ({}, {"residual": _finite((2, cols), dtype, 6)}):
+            more = (*what, bool(added))
+            yield _case("rmsnorm_quantize_nvfp4", more, (x, weight), **how, **added)
+            args = (x, weight, None)
+            yield _case("rmsnorm_quantize_fp8", more, args, dtype=FP8_DTYPES[1], **how, **added)
+            args = (x, weight, 128)
+            name = "rmsnorm_quantize_per_token_group"
+            yield _case(name, more, args, dtype=FP8_DTYPES[0], **added)
 
 
 def _norms(
@@ -613,6 +653,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "odd widths": _odd_widths,
     "anywhere": _anywhere,
     "long": _long,
+    "longest": _longest,
     "experts": lambda: iter(more_experts()[::2]),
     "edges": lambda: itertools.islice(_edges(), None, None, 7),
     "ties": _ties,

@@ -9,11 +9,13 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from jitquant.loader import Loader, NvccNotFoundError
+from jitquant.loader.compile.usage import KernelUsage, split_usage
 from jitquant.loader.machine.processes import default_jobs
 from jitquant.loader.machine.toolchain import Memo, find_nvcc
 from jitquant.loader.request.plan import Request
@@ -25,15 +27,18 @@ from jitquant.ops.parts import PARTS
 KERNELS = Path(__file__).parents[2] / "kernels_cu"
 FILES = kernel_files(KERNELS)
 SOURCES = [path.name for path in FILES.values()]
-BUILT = "90a"
-"""What the loader compiles, links and loads every file for."""
-BUILT_IN_PART = "100a"
-"""What it compiles the kernels for bf16 for: those for other dtypes take each choice as 120a."""
-OTHERS = ("120a",)
-"""Beside those, so that every choice of the preprocessor is compiled."""
+BUILT = "120a"
+"""What the loader compiles, links and loads every file for, unoptimized."""
+OPTIMIZED = "90a"
+"""What every file is optimized for, which shows what its kernels spill."""
+OPTIMIZED_IN_PART = "100a"
+"""And the kernels for bf16: those for other dtypes take each choice as 120a."""
 OTHERS_IN_PART = ("80",)
-"""And for bf16 alone: other dtypes take the same choices."""
-ALIKE = {"quantize_nvfp4.cu": ("86", "103a", "110a", "121a"), "quantize_block.cu": ("89",)}
+"""Beside those, so that every choice of the preprocessor is compiled; for bf16 alone, too."""
+UNOPTIMIZED = "-Ofc=max"
+"""It takes less than half of the time; what is compiled so does not run."""
+BF16 = PARTS[torch.bfloat16].flags
+ALIKE = {"quantize_nvfp4": ("86", "103a", "110a", "121a"), "quantize_block": ("89",)}
 """Those that take each choice as another one does, for which one file will do."""
 QUICK = {"amax_gsa"}
 """Of the modules, those that are not left to --all: nvcc takes ten to thirty seconds for one."""
@@ -52,14 +57,14 @@ MODULES = [
 
 
 # Bytes of a thread. The 512 threads of a block of experts have all registers there are; what does
-# not fit is used once a group of rows, not in the loop over tiles. Their largest tiles store 28
-# bytes, which they load again for each sum. Rotated rows in fp16 and rotated groups in fp32 are a
-# few registers past their bound; no GPU has timed a looser one. A matrix and its transpose were
-# timed with these spills, which make room for three blocks per SM: on 9.0 4over6 takes 466 us with
-# 56 bytes and 530 with two blocks. Rows of fp16 in a cluster spill for 10.0 alone.
+# not fit is used once a group of rows, not in the loop over tiles. Rotated rows in fp16 and rotated
+# groups in fp32 are a few registers past their bound; no GPU has timed a looser one. A matrix and
+# its transpose were timed with these spills, which make room for three blocks per SM: on 9.0 4over6
+# takes 466 us with 56 bytes and 530 with two blocks. Rows of fp16 in a cluster spill for 10.0
+# alone.
 SPILLED = {
     "fused_rmsnorm_quantize": 8,
-    "nvfp4_experts": 448,
+    "nvfp4_experts": 280,
     "quantize_both": 8,
     "quantize_mxfp4": 8,
     "quantize_nvfp4_both": 160,
@@ -91,39 +96,37 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compilations(
-    request: pytest.FixtureRequest,
-    cache: Path,
-    nvcc: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, Future[None]]]:
-    """What the tests that will run need compiled, as many at once as there are processors.
-
-    By module for the loader's builds, and by file for the other architectures.
-    """
-    objects = tmp_path_factory.mktemp("objects")
-    futures: dict[str, Future[None]] = {}
+    request: pytest.FixtureRequest, cache: Path, nvcc: str
+) -> Iterator[dict[Job, Future[list[KernelUsage]]]]:
+    """What the tests that will run need compiled, as many at once as there are processors."""
     with ThreadPoolExecutor(default_jobs()) as pool, pytest.MonkeyPatch.context() as patch:
-        # One compiler for a whole file: with several the registers differ from build to build.
         patch.setenv("JITQUANT_JOBS", "1")
-        for item in request.session.items:
-            if item.path != request.path or "compiled" not in item.fixturenames:
-                continue
-            (what,) = item.callspec.params.values()
-            if what in SOURCES:
-                futures[what] = pool.submit(_compile_for_others, what, nvcc, objects / what)
-            elif what not in futures:
-                futures[what] = pool.submit(_build, what, cache)
-        yield futures
+        jobs = dict.fromkeys(
+            _job(item)
+            for item in request.session.items
+            if item.path == request.path and "compiled" in item.fixturenames
+        )
+        yield {job: pool.submit(job.work, job.name, nvcc, cache) for job in jobs}
         pool.shutdown(cancel_futures=True)
 
 
 @pytest.fixture
 def compiled(
-    request: pytest.FixtureRequest, compilations: dict[str, Future[None]]
-) -> Callable[[], None]:
-    """Waits for what this test needs compiled."""
-    (what,) = request.node.callspec.params.values()
-    return compilations[what].result
+    request: pytest.FixtureRequest, compilations: dict[Job, Future[list[KernelUsage]]]
+) -> Callable[[], list[KernelUsage]]:
+    """Waits for what this test needs compiled; gives the kernels of the device code."""
+    return compilations[_job(request.node)].result
+
+
+class Job(NamedTuple):
+    """What a test needs of a module."""
+
+    work: Callable[[str, str, Path], list[KernelUsage]]
+    name: str
+
+
+def _job(item: pytest.Function) -> Job:
+    return Job(WORK[item.originalname], item.callspec.params["name"])
 
 
 def _loader(cache: Path) -> Loader:
@@ -131,41 +134,52 @@ def _loader(cache: Path) -> Loader:
 
 
 def _request(name: str) -> Request:
-    return Request(name, (f"{name}.cu",), archs=(BUILT,))
+    return Request(name, (f"{name}.cu",), cuda_flags=(UNOPTIMIZED,), archs=(BUILT,))
 
 
-def _request_in_part(name: str) -> Request:
-    flags = PARTS[torch.bfloat16].flags
-    return Request(name, (f"{name}.cu",), cuda_flags=flags, archs=(BUILT_IN_PART,))
-
-
-def _build(name: str, cache: Path) -> None:
+def _build(name: str, _nvcc: str, cache: Path) -> list[KernelUsage]:
     # With a loader of its own: one loader starts as many compilers as JITQUANT_JOBS says.
     loader, warnings = _loader(cache), []
     loader.reporter.warn = warnings.append  # type: ignore[method-assign]
-    loader.ensure(_request(name))
-    loader.ensure(_request_in_part(name))
+    build = loader.ensure(_request(name))
     assert not warnings, "\n".join(warnings)
+    return kernels_of(build)
 
 
-def _compile_for_others(source: str, nvcc: str, out: Path) -> None:
-    _compile_for(OTHERS, source, nvcc, out)
-    _compile_for(OTHERS_IN_PART, source, nvcc, out, PARTS[torch.bfloat16].flags)
+def _optimize(name: str, nvcc: str, _cache: Path) -> list[KernelUsage]:
+    whole = _compile_for((OPTIMIZED,), name, nvcc, "-O3")
+    return whole + _compile_for((OPTIMIZED_IN_PART,), name, nvcc, "-O3", *BF16)
 
 
-def _compile_for(
-    archs: tuple[str, ...], source: str, nvcc: str, out: Path, flags: Sequence[str] = ()
-) -> None:
+def _compile_for_others(name: str, nvcc: str, _cache: Path) -> list[KernelUsage]:
+    return _compile_for(OTHERS_IN_PART, name, nvcc, UNOPTIMIZED, *BF16)
+
+
+WORK = {
+    "test_the_loader_builds_and_loads": _build,
+    "test_no_spills_and_no_stack": _optimize,
+    "test_a_part_has_the_kernels_of_its_dtype": _optimize,
+    "test_every_kind_of_architecture": _compile_for_others,
+}
+
+
+def _compile_for(archs: Sequence[str], name: str, nvcc: str, *flags: str) -> list[KernelUsage]:
+    """The kernels of the device code alone: the loader compiles the host's."""
     gencode = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
-    subprocess.run(
+    done = subprocess.run(
         [
-            # What is compiled here does not run; it takes less than half of the time so.
-            *(nvcc, "-std=c++17", "-Ofc=max", *gencode, "-c", f"-I{KERNELS / 'include'}", *flags),
-            *(str(FILES[Path(source).stem]), "-o", f"{out}.o"),
+            *(nvcc, "-std=c++17", "--resource-usage", *gencode, f"-I{KERNELS / 'include'}", *flags),
+            *("-fatbin", str(FILES[name]), "-o", os.devnull),
         ],
         env=dict(os.environ),  # a copy: pytest changes this process's while threads start compilers
-        check=True,
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    kernels, rest = split_usage(done.stdout + done.stderr)
+    assert done.returncode == 0, rest
+    assert not rest, rest
+    return kernels
 
 
 def test_the_table_names_every_kernel_file() -> None:
@@ -208,9 +222,11 @@ def _arguments(schema: torch.FunctionSchema) -> tuple[list[object], dict[str, ob
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_loader_builds_and_loads(name: str, cache: Path, compiled: Callable[[], None]) -> None:
-    compiled()
-    module = _loader(cache).get(name, [f"{name}.cu"], archs=[BUILT])
+def test_the_loader_builds_and_loads(
+    name: str, cache: Path, compiled: Callable[[], list[KernelUsage]]
+) -> None:
+    assert {kernel.arch for kernel in compiled()} == {BUILT}
+    module = _loader(cache).get(name, [f"{name}.cu"], cuda_flags=[UNOPTIMIZED], archs=[BUILT])
     assert build_of(_loader(cache), _request(name)).entry.stable_abi
     lacking = [f for f in EXPORTS[name] if not hasattr(module, f)]
     assert not lacking, f"module {name} does not export {lacking}"
@@ -232,11 +248,9 @@ def test_the_loader_builds_and_loads(name: str, cache: Path, compiled: Callable[
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_no_spills_and_no_stack(name: str, cache: Path, compiled: Callable[[], None]) -> None:
-    compiled()
-    requests = (_request(name), _request_in_part(name))
-    kernels = [k for request in requests for k in kernels_of(build_of(_loader(cache), request))]
-    assert {kernel.arch for kernel in kernels} == {BUILT, BUILT_IN_PART}
+def test_no_spills_and_no_stack(name: str, compiled: Callable[[], list[KernelUsage]]) -> None:
+    kernels = compiled()
+    assert {kernel.arch for kernel in kernels} == {OPTIMIZED, OPTIMIZED_IN_PART}
     over = [
         f"{kernel.name} for {kernel.arch}: {spilled} bytes spilled, a stack of {kernel.stack}"
         for kernel in kernels
@@ -246,36 +260,30 @@ def test_no_spills_and_no_stack(name: str, cache: Path, compiled: Callable[[], N
     assert not over, "\n".join(over)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["amax_gsa"])
 def test_a_part_has_the_kernels_of_its_dtype(
-    name: str, cache: Path, compiled: Callable[[], None], tmp_path: Path
+    name: str, compiled: Callable[[], list[KernelUsage]]
 ) -> None:
-    compiled()
-    whole = {kernel.name for kernel in kernels_of(build_of(_loader(cache), _request(name)))}
-    flags = PARTS[torch.bfloat16].flags
-    request = Request(name, (f"{name}.cu",), cuda_flags=flags, archs=(BUILT,))
-    part = {kernel.name for kernel in kernels_of(_loader(tmp_path / "cache").ensure(request))}
+    kernels = compiled()
+    whole = {kernel.name for kernel in kernels if kernel.arch == OPTIMIZED}
+    part = {kernel.name for kernel in kernels if kernel.arch == OPTIMIZED_IN_PART}
     assert part == {kernel for kernel in whole if "Bf16" in kernel}
     assert 0 < len(part) < len(whole)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_kind_of_architecture(source: str, compiled: Callable[[], None]) -> None:
-    compiled()
+@pytest.mark.parametrize("name", sorted(EXPORTS))
+def test_every_kind_of_architecture(name: str, compiled: Callable[[], list[KernelUsage]]) -> None:
+    assert compiled(), f"{name} has no kernel"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ALIKE)
-def test_architectures_alike(source: str, nvcc: str, tmp_path: Path) -> None:
-    _compile_for(ALIKE[source], source, nvcc, tmp_path / "alike")
+@pytest.mark.parametrize("name", ALIKE)
+def test_architectures_alike(name: str, nvcc: str) -> None:
+    assert _compile_for(ALIKE[name], name, nvcc, UNOPTIMIZED, *BF16)
 
 
-@pytest.mark.parametrize(
-    ("arch", "expected"),
-    [("90a", False), ("100a", True), pytest.param("120a", True, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("arch", "expected"), [("90a", False), ("100a", True), ("120a", True)])
 def test_the_e2m1_instruction_is_used_where_it_is(
     arch: str, expected: bool, nvcc: str, tmp_path: Path
 ) -> None:
@@ -283,7 +291,7 @@ def test_the_e2m1_instruction_is_used_where_it_is(
     subprocess.run(
         [
             *(nvcc, "-std=c++17", "-ptx", f"-arch=compute_{arch}", f"-I{KERNELS / 'include'}"),
-            *(str(FILES["quantize_nvfp4"]), "-o", str(ptx)),
+            *(UNOPTIMIZED, *BF16, str(FILES["quantize_nvfp4"]), "-o", str(ptx)),
         ],
         check=True,
     )

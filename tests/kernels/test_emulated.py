@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import golden
@@ -146,9 +146,12 @@ def _agree(name: str, exact: bool, got: Tensor, expected: Tensor) -> None:
 
 
 def _check(
-    machine: Machine, sample: Sample, runs: Sequence[tuple[int, bool]], gap: int = 0, shift: int = 0
+    machine: Machine,
+    sample: Sample,
+    runs: Sequence[tuple[int, bool]],
+    places: Sequence[tuple[int, int]] = ((0, 0),),
 ) -> None:
-    """On each device and in each order of ``runs``; `_guarded` has ``gap`` and ``shift``."""
+    """On each device and in each order of ``runs``, with each gap and shift of `_guarded`."""
     op = OPS[sample.op]
     args, kwargs = sample.make("cpu")
     wanted = {name: parts[-1] for name, parts in _guarded(op, args, kwargs).items()}
@@ -161,7 +164,7 @@ def _check(
     if parts:
         wanted["maxima"] = wanted["maxima"].amax(dim=-1)
 
-    for device, descending in runs:
+    for (device, descending), (gap, shift) in itertools.product(runs, places):
         machine.use(device, descending=descending)
         args, kwargs = _arguments(sample)
         guarded = _guarded(op, args, kwargs, gap, shift)
@@ -205,18 +208,29 @@ def test_every_sample(machine: Machine, checked: set[str], name: str, turn: int)
     checked.add(name)
 
 
-_WAYS = [
-    *((name, 0) for name in FAMILIES),
-    *(pytest.param(name, 1, marks=pytest.mark.slow) for name in FAMILIES),
-    *(pytest.param(name, 0, marks=pytest.mark.slow) for name in MORE),
-]
+def _share(samples: Iterable[Sample], rest: bool) -> Iterator[tuple[int, Sample]]:
+    """Every fifth of the samples with its number, or the others."""
+    return ((i, sample) for i, sample in enumerate(samples) if (i % 5 > 0) == rest)
 
 
-@pytest.mark.parametrize(("family", "turn"), _WAYS)
-def test_every_way(machine: Machine, checked: set[str], family: str, turn: int) -> None:
-    for i, sample in enumerate((FAMILIES | MORE)[family]()):
-        _check(machine, sample, [((0, False), (1 + i % 2, True))[(i + turn) % 2]])
-    checked.add(f"{family} {turn}")
+each_share = pytest.mark.parametrize(
+    "rest", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["fifth", "rest"]
+)
+
+
+@each_share
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_way(machine: Machine, checked: set[str], family: str, rest: bool) -> None:
+    for i, sample in _share(FAMILIES[family](), rest):
+        _check(machine, sample, [(0, False), (1 + i % 2, True)])
+    checked.add(f"{family} {rest}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MORE)
+def test_more_of_every_way(machine: Machine, family: str) -> None:
+    for i, sample in enumerate(MORE[family]()):
+        _check(machine, sample, [((0, False), (1 + i % 2, True))[i % 2]])
 
 
 @pytest.mark.parametrize("descending", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -595,14 +609,14 @@ def test_a_residual_does_not_overlap_itself_or_x(machine: Machine, name: str) ->
         assert refused in said if refused else said == ""
 
 
-@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
+@each_share
 @pytest.mark.parametrize("family", ["samples", "fp8", "groups", "anywhere"])
-def test_row_strided_elements(machine: Machine, family: str, turn: int) -> None:
-    """Aligned rows and unaligned ones, in turns; the second turn exchanges them."""
+def test_row_strided_elements(machine: Machine, family: str, rest: bool) -> None:
+    """Aligned rows and unaligned ones."""
     samples = ALL_SAMPLES if family == "samples" else FAMILIES[family]()
-    for i, sample in enumerate(sample for sample in samples if sample.op in APART):
-        gap, shift = (16, 0) if (i + turn) % 2 else (3, 1)
-        _check(machine, sample, [(i % machine.devices, i // machine.devices % 2 > 0)], gap, shift)
+    for i, sample in _share((sample for sample in samples if sample.op in APART), rest):
+        run = (i % machine.devices, i // machine.devices % 2 > 0)
+        _check(machine, sample, [run], places=((16, 0), (3, 1)))
 
 
 @pytest.mark.parametrize(("case", "recipe"), golden.CASES)
@@ -735,7 +749,7 @@ def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None
 
 def test_every_kernel_has_run(machine: Machine, checked: set[str]) -> None:
     own = {"functions", "tiles", "experts in tiles", "long norms"}
-    ways = {f"{family} {turn}" for family in FAMILIES for turn in (0, 1)}
+    ways = {f"{family} {rest}" for family in FAMILIES for rest in (False, True)}
     if not checked >= {*OPS, *ways, *own}:
         pytest.skip("tells something only after all other tests of this file")
     left = sorted(name for name, ran in machine.kernels().items() if not ran)

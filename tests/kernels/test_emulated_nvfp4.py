@@ -21,6 +21,7 @@ MODULES = (
     "dequant_nvfp4",
     "fused_amax_quantize",
     "fused_rmsnorm_quantize",
+    "deinterleave_quantize",
 )
 
 
@@ -118,23 +119,28 @@ def test_dequantize_swizzled_scales(
 
 
 # Rows, columns and elements between rows, for 4 to 32 lanes a row, with one block or several each,
-# of which a last one may be missing. Norms hold fewer: the last is too long for their lanes.
+# of which a last one may be missing. Some kinds of rows hold fewer: the last ones are too long for
+# their lanes.
 SHORT_ROWS = (
     (33, 16, 0),
     (97, 80, 8),
     (260, 96, 0),
+    (90, 192, 0),
     (77, 272, 0),
+    (141, 384, 0),
     (70, 528, 16),
+    (60, 768, 0),
     (50, 1024, 0),
     (40, 1040, 0),
+    (37, 1536, 0),
+    (33, 1552, 0),
 )
 
 
 @pytest.mark.parametrize("scale_layout", ["linear", SWIZZLED])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("rows", "cols", "gap"),
-    [*SHORT_ROWS, (40, 1536, 0), (33, 2048, 0), (33, 2064, 0), (100, 2800, 16)],
+    ("rows", "cols", "gap"), [*SHORT_ROWS, (33, 2048, 0), (33, 2064, 0), (100, 2800, 16)]
 )
 def test_short_rows(
     machine: Machine, rows: int, cols: int, gap: int, dtype: torch.dtype, scale_layout: str
@@ -150,7 +156,7 @@ def test_short_rows(
 
 @pytest.mark.parametrize("scale_layout", ["linear", SWIZZLED])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "cols", "gap"), [*SHORT_ROWS, (140, 384, 0)])
+@pytest.mark.parametrize(("rows", "cols", "gap"), SHORT_ROWS)
 def test_short_norms(
     machine: Machine, rows: int, cols: int, gap: int, dtype: torch.dtype, scale_layout: str
 ) -> None:
@@ -160,14 +166,33 @@ def test_short_norms(
     no_number = weight.clone()
     no_number[3] = float("nan")
     for weights in (weight.to(dtype), weight, no_number):
-        k = {"granularity": "row", "scale_layout": scale_layout}
-        expected = reference.rmsnorm_quantize_nvfp4(x, weights, **k)
-        _check_norm(machine, expected, "", x, weights, **k)
+        for granularity in ("row", "tensor"):
+            k = {"granularity": granularity, "scale_layout": scale_layout}
+            expected = reference.rmsnorm_quantize_nvfp4(x, weights, **k)
+            _check_norm(machine, expected, "", x, weights, **k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "cols", "gap"), [*SHORT_ROWS, (33, 2064, 0)])
+def test_short_rows_of_gate_and_up(
+    machine: Machine, rows: int, cols: int, gap: int, dtype: torch.dtype
+) -> None:
+    machine.use(0)
+    fused = _values(rows, 2 * cols, gap, dtype)
+    for interleave, scale_layout in ((8, "linear"), (0, "linear"), (8, SWIZZLED)):
+        # The gate alone, which leaves no bits open.
+        k: dict[str, Any] = {"interleave": interleave, "op": "select"}
+        k |= {"granularity": "row", "scale_layout": scale_layout}
+        expected = reference.deinterleave_quantize_nvfp4(fused, cols, **k)
+        call = "deinterleave_quantize.deinterleave_amax_quantize_nvfp4"
+        _check(machine, expected, call, fused, cols, **k)
 
 
 @pytest.mark.parametrize("scale_layout", ["linear", SWIZZLED])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "cols", "gap"), [(9, 16, 0), (41, 1040, 32), (12, 3216, 16)])
+@pytest.mark.parametrize(
+    ("rows", "cols", "gap"), [(9, 16, 0), *SHORT_ROWS[3:9], (41, 1040, 32), (12, 3216, 16)]
+)
 def test_norms_of_many_rows_with_a_residual(
     machine: Machine, rows: int, cols: int, gap: int, dtype: torch.dtype, scale_layout: str
 ) -> None:
@@ -191,6 +216,33 @@ def test_norms_of_many_rows_with_a_residual(
                 expected = reference.rmsnorm_quantize_nvfp4_from_gsa(*args, residual=theirs, **k)
                 _check_norm(machine, expected, "_from_gsa", *args, residual=ours, **k)
             assert torch.equal(ours.nan_to_num(0.5), theirs.nan_to_num(0.5))
+
+
+def test_short_rows_have_lanes_of_a_warp(machine: Machine) -> None:
+    machine.use(0)
+    for cols in (128, 384):
+        x, weight = randn(64, cols), randn(cols)
+        for granularity in ("row", "tensor"):
+            k: dict[str, Any] = {"granularity": granularity}
+            expected = reference.rmsnorm_quantize_nvfp4(x, weight, **k)
+            _check_norm(machine, expected, "", x, weight, **k)
+        k = {"granularity": "row"}
+        theirs, ours = randn(64, cols, seed=1), randn(64, cols, seed=1)
+        expected = reference.rmsnorm_quantize_nvfp4(x, weight, residual=theirs, **k)
+        _check_norm(machine, expected, "", x, weight, residual=ours, **k)
+        k |= {"interleave": 8, "op": "select"}
+        expected = reference.deinterleave_quantize_nvfp4(x, cols // 2, **k)
+        call = "deinterleave_quantize.deinterleave_amax_quantize_nvfp4"
+        _check(machine, expected, call, x, cols // 2, **k)
+    ran = [name for name, ran in machine.kernels().items() if ran and "Bf16" in name]
+    for kernel in (
+        "lane_norm_kernel<jitquant::Bf16, 2>",
+        "lane_norm_kernel<jitquant::Bf16, 3>",
+        "norm_piece_kernel<jitquant::Bf16>",
+        "row_kernel<jitquant::ResidualSource<jitquant::Bf16>, true, jitquant::LaneTeam>",
+        "row_kernel<jitquant::DeinterleaveSource<jitquant::Bf16>, false, jitquant::LaneTeam>",
+    ):
+        assert any(kernel in name for name in ran), kernel
 
 
 def _check_norm(

@@ -68,6 +68,31 @@ def test_violations(
     machine.emulation_release_all()
 
 
+@pytest.mark.parametrize(
+    ("columns", "warps", "shape"),
+    [
+        (8192, 32, (0, 0)),  # fits into a thread block
+        (18432, 24, (3, 192)),
+        (28672, 32, (7, 128)),
+        (32768, 32, (4, 256)),
+        (53248, 32, (7, 256)),
+        (53248, 28, (8, 224)),
+        (65536, 32, (8, 256)),
+        (65536, 0, (8, 256)),  # not known
+        (65568, 32, (0, 0)),
+    ],
+)
+def test_the_cluster_of_a_long_row(
+    libraries: tuple[ctypes.CDLL, ctypes.CDLL], columns: int, warps: int, shape: tuple[int, int]
+) -> None:
+    """Of those whose blocks an SM holds, that of which the most rows fit."""
+    machine, kernels = libraries
+    machine.emulation_use(0, 0)
+    made = (ctypes.c_int * 2)()
+    kernels.cluster_of(columns // 32, warps, made)
+    assert tuple(made) == shape
+
+
 def test_a_cached_answer_comes_with_what_it_was_asked_for(tmp_path: Path) -> None:
     program = tmp_path / "threads"
     include = [f"-I{EMULATION}", f"-I{KERNELS / 'include'}"]

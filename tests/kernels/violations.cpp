@@ -1,7 +1,8 @@
-// Kernels that do what a GPU leaves undefined, for the test that the machine says so.
+// Kernels that do what a GPU leaves undefined, for the test that the machine says so. And the
+// shapes of launches that depend on a device.
 #include <cuda_pipeline_primitives.h>
 
-#include "jitquant/device.cuh"
+#include "jitquant/cluster.cuh"
 
 namespace {
 
@@ -31,5 +32,13 @@ extern "C" {
 __attribute__((visibility("default"))) int violate(int what, float* data, int grid) {
   return jitquant::launch<&kernel>({grid, 4, jitquant::Start::kOverlapped}, nullptr,
                                    static_cast<What>(what), data, 5);
+}
+
+// The blocks and threads of the cluster for a row of `threads` threads; none: zeros.
+__attribute__((visibility("default"))) void cluster_of(int threads, int warps, int* shape) {
+  shape[0] = shape[1] = 0;
+  if (!jitquant::cluster_holds(3, threads)) return;
+  const jitquant::LaunchShape made = jitquant::cluster_rows(3, threads, warps);
+  shape[0] = made.grid == 3 * made.cluster ? made.cluster : -1, shape[1] = made.block;
 }
 }

@@ -81,10 +81,16 @@ def refused(source: Path, cache: Path, capfd: pytest.CaptureFixture[str]) -> str
     return said[0]
 
 
-@pytest.mark.parametrize("bits", [0o770, 0o707, 0o777, 0o720])
-@pytest.mark.parametrize("part", ["", "v1/entries", "v1/toolchain"])
+@pytest.mark.parametrize(
+    ("part", "bits"),
+    [
+        *(("", bits) for bits in (0o770, 0o707, 0o777, 0o720)),
+        ("v1/entries", 0o770),
+        ("v1/toolchain", 0o707),
+    ],
+)
 def test_nothing_is_loaded_from_a_directory_that_others_can_write_to(
-    plain: Toy, tmp_path: Path, bits: int, part: str, capfd: pytest.CaptureFixture[str]
+    plain: Toy, tmp_path: Path, part: str, bits: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source, cache = plain.copy(tmp_path)
     (cache / part).chmod(bits)

@@ -22,29 +22,15 @@ from jitquant.loader.store.cache import staged_by_this_machine
 
 from .conftest import Toy
 from .toys import (
-    PATIENCE_SECONDS,
     entries,
-    finish,
     fork,
     litter,
     new_loader,
-    python,
     wait_for,
     write_factor,
     write_plain,
     write_toy,
 )
-
-ONE = """
-    from pathlib import Path
-    from jitquant.loader import get_cuda_module
-    module = get_cuda_module({name!r}, [Path({source!r})])
-    print({expression})
-    """
-
-
-def one(source: Path, expression: str = "module.library.factor()") -> str:
-    return ONE.format(name=source.stem, source=str(source), expression=expression)
 
 
 def slow_compiler(directory: Path, seconds: float) -> str:
@@ -128,35 +114,39 @@ def test_two_loaders_of_one_process_build_once(
     assert len(entries(tmp_path / "cache")) == 1
 
 
-def test_orphaned_compiler_does_not_hold_the_lock(tmp_path: Path) -> None:
-    source = write_plain(tmp_path / "source")
+def test_orphaned_compiler_does_not_hold_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = write_plain(tmp_path / "source"), tmp_path / "cache"
     compiler = slow_compiler(tmp_path, 3000)
-    builder = python(one(source), tmp_path / "cache", CXX=compiler)
-    wait_for(lambda: litter(tmp_path / "cache"))
-    wait_for(lambda: children(builder.pid))
-    orphans = children(builder.pid)
-    builder.kill()
-    builder.communicate()
+    monkeypatch.setenv("CXX", compiler)
+    builder = fork(lambda: bool(new_loader(cache).get("plain", [source])), tmp_path / "output")
+    wait_for(lambda: litter(cache))
+    wait_for(lambda: children(builder))
+    orphans = children(builder)
+    os.kill(builder, signal.SIGKILL)
+    os.waitpid(builder, 0)
     try:
         Path(compiler).with_name("seconds").write_text("0")
-        out, _ = finish(python(one(source), tmp_path / "cache", CXX=compiler))
-        assert out.strip() == "3"
-        assert litter(tmp_path / "cache") == []
+        assert new_loader(cache).get("plain", [source]).library.factor() == 3
+        assert litter(cache) == []
     finally:
         for orphan in orphans:
             kill(orphan)
 
 
-def test_interrupt_kills_the_compilers(tmp_path: Path) -> None:
-    source = write_plain(tmp_path / "source")
-    builder = python(one(source), tmp_path / "cache", CXX=slow_compiler(tmp_path, 3000))
-    wait_for(lambda: children(builder.pid))
-    compilers = children(builder.pid)
-    builder.send_signal(signal.SIGINT)
-    _, err = builder.communicate(timeout=PATIENCE_SECONDS)
-    assert "KeyboardInterrupt" in err
+def test_interrupt_kills_the_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, cache = write_plain(tmp_path / "source"), tmp_path / "cache"
+    monkeypatch.setenv("CXX", slow_compiler(tmp_path, 3000))
+    output = tmp_path / "output"
+    builder = fork(lambda: bool(new_loader(cache).get("plain", [source])), output)
+    wait_for(lambda: children(builder))
+    compilers = children(builder)
+    os.kill(builder, signal.SIGINT)
+    os.waitpid(builder, 0)
+    assert "KeyboardInterrupt" in output.read_text()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in compilers))
-    assert litter(tmp_path / "cache") == []
+    assert litter(cache) == []
 
 
 def test_waiting_names_the_builder_and_ends_at_the_limit(
@@ -278,24 +268,17 @@ def test_two_machines_that_do_not_see_each_others_locks(
 
 def test_forked_child_uses_and_builds_modules(plain: Toy, tmp_path: Path) -> None:
     source, cache = plain.copy(tmp_path)
-    code = f"""
-        import os, time
-        from pathlib import Path
-        from jitquant.loader import get_cuda_module
-        source = Path({str(source)!r})
-        for _ in range(32):
-            module = get_cuda_module("plain", [source])
-        child = os.fork()
-        if child == 0:
-            ok = get_cuda_module("plain", [source]) is module
-            source.with_suffix(".h").write_text("#define FACTOR 8\\n")
-            ok = ok and get_cuda_module("plain", [source]).library.factor() == 8
-            os._exit(0 if ok else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        print(get_cuda_module("plain", [source]).library.factor())
-        """
-    out, _ = finish(python(code, cache))
-    assert out.strip() == "8"
+    loader, output = new_loader(cache), tmp_path / "output"
+    for _ in range(32):
+        module = loader.get("plain", [source])
+
+    def child() -> bool:
+        same = loader.get("plain", [source]) is module
+        write_factor(source.with_suffix(".h"), 8)
+        return same and loader.get("plain", [source]).library.factor() == 8
+
+    assert os.waitpid(fork(child, output), 0)[1] == 0, output.read_text()
+    assert loader.get("plain", [source]).library.factor() == 8
 
 
 def children(pid: int) -> list[int]:

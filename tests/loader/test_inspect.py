@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jitquant.loader import CompileError, LoaderError, ToolNotFoundError
+from jitquant.loader import CompileError, ToolNotFoundError
 from jitquant.loader.request.plan import Request
 from jitquant.loader.tools.inspect import (
     Code,
     CodeLine,
-    build_of,
     find_tool,
-    kernels_of,
     ptx,
     sass,
     with_sources,
@@ -111,14 +109,6 @@ def test_source_lines_stand_before_the_code_of_each_and_once(tmp_path: Path) -> 
         ("// nowhere.cuh:1", True),
         ("e", False),
     ]
-
-
-def test_a_build_that_does_not_say_what_its_kernels_take(toy: Toy) -> None:
-    build = build_of(new_loader(toy.cache), Request("toy", (toy.source,)))
-    assert [usage.arch for usage in kernels_of(build)] == ["90a"]
-    del build.entry.info["kernels"]
-    with pytest.raises(LoaderError, match=r"an older jitquant made it\. Remove that directory"):
-        kernels_of(build)
 
 
 def test_tools_are_looked_for_in_order(tmp_path: Path) -> None:

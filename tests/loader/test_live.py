@@ -14,7 +14,7 @@ import torch
 
 from jitquant.loader import CompileError, Loader, OldGraphWarning, reloads
 from jitquant.loader.watch import live as live_module
-from jitquant.loader.watch.inotify import TRUST_SECONDS, Watcher, reports_events
+from jitquant.loader.watch.inotify import TRUST_SECONDS, Watcher, shared_file_system
 
 from .conftest import Toy
 from .toys import new_loader, write_factor, write_plain
@@ -290,9 +290,9 @@ def test_where_a_file_system_is_silent_files_are_looked_at(
 ) -> None:
     from jitquant.loader.watch import inotify as watch
 
-    assert reports_events("/")
-    assert not reports_events(str(tmp_path / "nowhere"))
-    monkeypatch.setattr(watch, "reports_events", lambda directory: False)
+    assert not shared_file_system("/")
+    assert shared_file_system(str(tmp_path / "nowhere"))
+    monkeypatch.setattr(watch, "shared_file_system", lambda directory: "nfs")
     source, cache = plain.copy(tmp_path)
     loader = new_loader(cache)
     module = loader.get("plain", [source])

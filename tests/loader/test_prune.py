@@ -22,16 +22,7 @@ from jitquant.loader.store.hold import hold, unused
 from jitquant.loader.store.prune import clear, prune, stored, trim
 
 from .conftest import Toy
-from .toys import entries, fork, litter, new_loader, python, wait_for
-
-USE = """
-    import sys, time
-    from pathlib import Path
-    from jitquant.loader import Loader
-    module = Loader(native=lambda: ()).get("plain", [Path({source!r})])
-    print("loaded", flush=True)
-    time.sleep(100)
-"""
+from .toys import PATIENCE_SECONDS, entries, fork, litter, new_loader, wait_for
 
 
 def age(directory: Path, days: float) -> None:
@@ -93,10 +84,17 @@ def test_what_a_live_process_has_loaded_stays_until_it_ends(
     plain: Toy, tmp_path: Path, end: int
 ) -> None:
     source, cache = plain.copy(tmp_path)
-    user = python(USE.format(source=str(source)), cache)
+    loaded = tmp_path / "loaded"
+
+    def use() -> bool:
+        module = new_loader(cache).get("plain", [source])
+        loaded.touch()
+        time.sleep(PATIENCE_SECONDS)
+        return bool(module)
+
+    user = fork(use, tmp_path / "output")
     try:
-        assert user.stdout is not None
-        assert user.stdout.readline().strip() == "loaded"
+        wait_for(loaded.exists)
         done = prune(Cache(cache), max_size=0, older_than=0)
         assert done.removed == []
         assert [build.name for build in done.in_use] == ["plain"]
@@ -104,8 +102,8 @@ def test_what_a_live_process_has_loaded_stays_until_it_ends(
         assert clear(Cache(cache)).removed == []
         assert len(entries(cache)) == 1
     finally:
-        user.send_signal(end)
-        user.wait()
+        os.kill(user, end)
+        os.waitpid(user, 0)
     assert len(prune(Cache(cache), max_size=0).removed) == 1
     assert entries(cache) == []
 

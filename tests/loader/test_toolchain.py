@@ -28,7 +28,7 @@ from .toys import entries, new_loader, write_factor, write_plain, write_toy
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     """An environment, and a machine, that lead to no nvcc."""
     real = os.path.isfile
-    monkeypatch.setattr(tools, "_wheel_nvcc", lambda: None)
+    monkeypatch.setattr(tools, "_in_wheels", lambda name: None)
     monkeypatch.setattr(
         tools.os.path, "isfile", lambda p: real(p) and not str(p).startswith("/usr/local/cuda")
     )
@@ -104,7 +104,7 @@ def test_wheel_comes_after_the_variables_and_before_path(
 ) -> None:
     wheel = fake_nvcc(tmp_path / "wheel", runtime="libcudart.so.13")
     path = fake_nvcc(tmp_path / "path")
-    monkeypatch.setattr(tools, "_wheel_nvcc", lambda: str(wheel))
+    monkeypatch.setattr(tools, "_in_wheels", lambda name: str(wheel))
     found, _ = find_nvcc(Memo(), {"PATH": str(path.parent)})
     assert found.path == str(wheel)
     runtime = wheel.parents[1] / "lib64" / "libcudart.so.13"
@@ -112,6 +112,16 @@ def test_wheel_comes_after_the_variables_and_before_path(
     found, _ = find_nvcc(Memo(), {"PATH": "", "CUDA_HOME": str(path.parents[1])})
     assert found.path == str(path)
     assert cudart_flags(found)[1:] == ["-ldl", "-lrt", "-lpthread"]
+
+
+def test_of_two_wheels_that_of_the_newer_cuda_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tools, "wheel_roots", lambda: [str(tmp_path)])
+    assert tools._in_wheels("nvcc") is None
+    for folder in ("cuda_nvcc", "cu13"):
+        nvcc = fake_nvcc(tmp_path / folder)
+        assert tools._in_wheels("nvcc") == str(nvcc)
 
 
 def test_wrapper_script_leads_to_the_toolkit_behind_it(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jitquant.loader.compile.usage import KernelUsage, occupancy, split_usage, usage_from
+from jitquant.loader.compile.usage import KernelUsage, occupancy, split_usage
 from jitquant.loader.errors import LoaderError
 from jitquant.loader.machine.symbols import demangle
 from jitquant.loader.machine.toolchain import Memo, find_host_compiler, find_nvcc
@@ -101,7 +101,8 @@ def test_a_build_keeps_what_its_kernels_take(toy: Toy) -> None:
 
     (directory,) = entries(toy.cache)
     entry = Entry.from_json((directory / "entry.json").read_bytes())
-    (used,) = usage_from(entry.info) or []
+    (kernel,) = entry.info["kernels"]
+    used = KernelUsage(**kernel)
     assert used.name == "multiply(float*, int)"
     assert used.arch == "90a"
     try:
@@ -122,10 +123,6 @@ def test_a_build_keeps_what_its_kernels_take(toy: Toy) -> None:
     labels = [label for label, _ in entry.info["steps"]]
     assert labels[0].startswith(("nvcc toy.cu", "g++ toy.cpp"))
     assert labels[-1] == "linking and first load"
-
-
-def test_usage_of_an_older_record_is_not_known() -> None:
-    assert usage_from({"seconds": 1.0}) is None
 
 
 def test_occupancy_is_that_of_the_cuda_occupancy_calculator(nvcc: None, tmp_path: Path) -> None:

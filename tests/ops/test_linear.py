@@ -206,11 +206,16 @@ def test_a_first_call_waits_for_the_dtype_of_its_result(
         part = LINEAR.part({"x": x, "w_fp4": w_fp4, "x_sf": None, "dtype": dtype})
         assert part is not None
         assert part.name == name
-        aligned = LINEAR.part(
-            {"x": x, "w_fp4": w_fp4[:, :1].expand(16, 128), "x_sf": None, "dtype": dtype}
-        )
-        assert aligned is not None
-        assert (aligned.name, aligned.of) == (f"{name}_aligned", part)
+        for packed, tiles in ((128, "in_tiles"), (32, "in_tiles"), (40, "")):
+            narrow = LINEAR.part(
+                {"x": x, "w_fp4": w_fp4[:, :1].expand(16, packed), "x_sf": None, "dtype": dtype}
+            )
+            assert narrow is not None
+            ending = tiles if x.shape[0] > 16 else "aligned" if packed == 128 else ""
+            if ending:
+                assert (narrow.name, narrow.of) == (f"{name}_{ending}", part)
+            else:
+                assert narrow == part
     codes = {"x": jitquant.quantize_nvfp4(randn(17, 96)).x_fp4, "w_fp4": w_fp4, "x_sf": X}
     for few, name in ((16, "codes_few_rows"), (64, "codes_some_rows_to_bf16")):
         part = LINEAR.part({**codes, "x": codes["x"][:few], "dtype": None})

@@ -21,7 +21,7 @@ def advice(said: str, sources: Sequence[str]) -> str:
     """Explains ``said``, the message of a failed load, for these sources; may be empty."""
     texts = [_read(path) for path in sources]
     fixed = {name for text in texts for name in _LIBRARY.findall(text)} - {"TORCH_EXTENSION_NAME"}
-    taken = sorted(fixed & _registered_namespaces())
+    taken = sorted(fixed & registered_namespaces())
     if _TWICE.search(said) or (taken and _CRASH.search(said)):
         which = f" ({', '.join(taken)})" if taken else ""
         return (
@@ -50,7 +50,8 @@ def _read(path: str) -> str:
         return ""
 
 
-def _registered_namespaces() -> set[str]:
+def registered_namespaces() -> set[str]:
+    """The namespaces of all operators in this process."""
     import torch
 
     return {op.partition("::")[0] for op in torch._C._dispatch_get_all_op_names()}

@@ -19,11 +19,12 @@ from ..request.includes import listings, removed_since
 from ..request.key import digest_of
 from ..request.plan import Plan
 from ..request.scan import scan_includes
-from ..request.sources import CUDA_SUFFIXES, FileHasher
+from ..request.sources import FileHasher, is_cuda
 from ..settings import setting, unknown_settings
-from ..store.cache import Cache, Published
+from ..store.cache import Cache, Entry
 from ..store.changes import what_changed
-from ..store.match import MOST_ATTEMPTS, Build, ChangedError, digests_now, match_entry, take
+from ..store.hold import Hold
+from ..store.match import MOST_ATTEMPTS, Build, ChangedError, match_entry
 from ..store.prune import trim
 from ..units import parse_size, show_size
 
@@ -108,17 +109,16 @@ class Builder:
             with cache.staging(plan.level1, locked) as staging:
                 directory, entry, held = self._build_in(plan, cache, staging, heartbeat, reporter)
         match = match_entry(plan, self._hasher, entry)
-        built = None if isinstance(match, str) else take(cache, directory, entry, match)
-        held.release()
         self._hasher.keep()
-        if built is None:
+        if isinstance(match, str):
+            held.release()
             raise ChangedError
         _trim(cache, reporter)
-        return built._replace(is_new=True)
+        return Build(entry, directory / entry.library, match, held, is_new=True)
 
     def _build_in(
         self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat, reporter: Reporter
-    ) -> Published:
+    ) -> tuple[Path, Entry, Hold]:
         from .build import build
         from .commands import KEPT
         from .publish import describe
@@ -205,7 +205,7 @@ class Builder:
         cache.remember_last(entry)
         reporter.say(f"built {plan.name} in {heartbeat.seconds:.1f} s")
         if plan.debug:
-            reporter.say(f"{plan.name}: intermediate files are in {published.directory}")
+            reporter.say(f"{plan.name}: intermediate files are in {published[0]}")
         return published
 
     def _set_jobs(self, jobs: int) -> None:
@@ -226,12 +226,11 @@ class Builder:
                 "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
             )
         last = cache.last(plan.name)
-        now = digests_now(plan, self._hasher, (last or {}).get("headers", {}))
-        why = what_changed(last, plan.inputs, now)
+        why = what_changed(last, plan, self._hasher)
         slow = [
             os.path.basename(path)
             for path in plan.sources
-            if path.lower().endswith(CUDA_SUFFIXES) and scan_includes(path, plan.include_dirs).torch
+            if is_cuda(path) and scan_includes(path, plan.include_dirs).torch
         ]
         archs = ", ".join(f"sm_{arch}" for arch in plan.archs.archs) or "host only"
         cost = f"; the torch headers in {shorten(slow)} cost most of the time" if slow else ""

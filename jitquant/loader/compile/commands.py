@@ -14,7 +14,7 @@ from ..machine.toolchain import cudart_flags, cxx_runtime_flags
 from ..machine.torch_install import OLDEST_TORCH, torch_install
 from ..request.plan import Plan, python_include_dir, wheel_include_dirs
 from ..request.scan import IncludeScan, scan_includes
-from ..request.sources import CUDA_SUFFIXES
+from ..request.sources import is_cuda
 from ..units import release
 
 #: The release of torch whose stable ABI is compiled against: 2.11.
@@ -64,7 +64,7 @@ class Unit:
     @property
     def is_cuda(self) -> bool:
         """Whether nvcc compiles it."""
-        return self.source.lower().endswith(CUDA_SUFFIXES)
+        return is_cuda(self.source)
 
     @property
     def command(self) -> Command:
@@ -104,7 +104,7 @@ def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = Non
     def add(stem: str, source: str, scan: IncludeScan, *, shared: bool) -> None:
         launcher, is_listed = plan.host.wrapper or plan.launcher, False
         compiler = (plan.host.program, *plan.host.flags)
-        if source.lower().endswith(CUDA_SUFFIXES):
+        if is_cuda(source):
             assert plan.nvcc is not None
             launcher, compiler = plan.launcher, (plan.nvcc.command,)
             is_listed = bool(launcher) or plan.nvcc.keeps_objects
@@ -184,7 +184,7 @@ def _cuda_options(plan: Plan, extension: str, stem: str, scan: IncludeScan, jobs
         # Saves a quarter of the time for the largest modules. Register counts then depend slightly
         # on how the threads divide the work.
         argv.append("--split-compile=2")
-    argv += [] if plan.debug else ["-O3", "-lineinfo"]
+    argv += [] if plan.debug else ["-O2", "-lineinfo"]
     argv += ["--resource-usage", f"-DTORCH_EXTENSION_NAME={extension}"]
     # nvcc's own depfile leaves out what its host compiler reads last.
     host = [*_host_flags(plan), "-MD", "-MF", f"{stem}.host.d"]

@@ -34,9 +34,6 @@ def compile_units(
     sccache that of a file that ``.incbin`` reads, and both another assembler. So what nvcc reads
     is listed first, and a digest of that and of what compilers run (``tools``) is a part of the
     command. A unit with ``.incbin`` that was restored is compiled again without the launcher.
-
-    Raises:
-        CompileError: what the compilers read is not known.
     """
     listed = [unit for unit in units if unit.is_listed]
     ahead = run([unit.listing for unit in listed]) if listed else []

@@ -89,11 +89,7 @@ def link_and_try(
 
 
 def try_load(library: Path, held: Hold, scratch: Path, sources: Sequence[str]) -> None:
-    """Load a finished library in a child, to check that this process can.
-
-    Raises:
-        LoaderError: it cannot; the text says why.
-    """
+    """Load a finished library in a child, to check that this process can."""
     outcome = _in_child(lambda: load_once(held.path), library, lambda: None, keep=held.descriptor)
     _read_outcome(outcome, scratch, library, sources)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from ..machine.symbols import demangle
 
@@ -117,14 +116,6 @@ def split_usage(text: str) -> tuple[list[KernelUsage], str]:
         elif not _OTHER.match(line):
             rest.append(line)
     return kernels, "\n".join(rest)
-
-
-def usage_from(info: dict[str, Any]) -> list[KernelUsage] | None:
-    """The kernels in a build's record, ``None`` if it has no such list."""
-    listed = info.get("kernels")
-    if not isinstance(listed, list):
-        return None
-    return [KernelUsage(**kernel) for kernel in listed]
 
 
 def occupancy(usage: KernelUsage, threads: int, dynamic_shared: int = 0) -> Occupancy | None:

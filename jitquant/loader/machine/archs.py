@@ -48,9 +48,10 @@ def _refuse(given: str, why: str) -> UnsupportedArchError:
     )
 
 
-def _sort_key(arch: str) -> tuple[int, str]:
-    digits = re.match(r"\d+", arch)
-    return (int(digits.group()) if digits else 0, arch)
+def _in_order(archs: Iterable[str]) -> tuple[str, ...]:
+    return tuple(
+        sorted(set(archs), key=lambda arch: (int(arch.partition("+")[0].rstrip("af")), arch))
+    )
 
 
 def _canonical(item: str) -> str:
@@ -105,7 +106,7 @@ def parse_archs(
         )
     if not found:
         raise _refuse(", ".join(items), "names nothing")
-    return tuple(sorted(found, key=_sort_key))
+    return _in_order(found)
 
 
 def _parse_leniently(value: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -118,7 +119,7 @@ def _parse_leniently(value: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
                 usable.update(parse_archs(part))
             except UnsupportedArchError:
                 skipped.append(part)
-    return tuple(sorted(usable, key=_sort_key)), tuple(skipped)
+    return _in_order(usable), tuple(skipped)
 
 
 def gencode_flags(archs: Iterable[str]) -> tuple[str, ...]:
@@ -188,7 +189,7 @@ def visible_archs() -> tuple[str, ...]:
             ", ".join(sorted({f"{n // 10}.{n % 10}" for n in numbers})),
             "of the visible GPU is not supported",
         )
-    return tuple(sorted((_canonical(str(n)) for n in usable), key=_sort_key))
+    return _in_order(_canonical(str(n)) for n in usable)
 
 
 def choose_archs(
@@ -202,9 +203,6 @@ def choose_archs(
     ``TORCH_CUDA_ARCH_LIST`` is meant for ahead-of-time builds and often set by a container image.
     Architectures that are too old are skipped, and visible GPUs that are missing are added, because
     the module would otherwise not run here.
-
-    Raises:
-        UnsupportedArchError: as :func:`parse_archs` and :func:`visible_archs`.
     """
     if explicit is not None:
         return ArchChoice(parse_archs(explicit, native=native), "archs=")
@@ -220,7 +218,7 @@ def choose_archs(
         added = tuple(arch for arch in visible if arch.rstrip("af") not in have)
         if not usable and not added:
             raise _refuse(listed, "(from TORCH_CUDA_ARCH_LIST) names nothing that is supported")
-        archs = tuple(sorted({*usable, *added}, key=_sort_key))
+        archs = _in_order((*usable, *added))
         return ArchChoice(archs, "TORCH_CUDA_ARCH_LIST", skipped)
     if visible:
         return ArchChoice(visible, "visible GPUs")

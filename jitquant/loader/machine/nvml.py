@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 
 class Gpu(NamedTuple):
-    """One GPU of the machine, whether or not this process sees it; ``memory`` in bytes."""
+    """One GPU of the machine, whether or not this process sees it."""
 
     name: str
     capability: int
-    memory: int
 
 
 class Driver(NamedTuple):
@@ -21,14 +20,6 @@ class Driver(NamedTuple):
     version: str
     cuda: str
     gpus: tuple[Gpu, ...]
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
 
 
 def read_driver() -> Driver | None:
@@ -52,10 +43,8 @@ def read_driver() -> Driver | None:
                 handle, ctypes.byref(major), ctypes.byref(minor)
             ):
                 return None
-            memory = _Memory()
-            nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
             name = _text(nvml.nvmlDeviceGetName, handle)
-            gpus.append(Gpu(name, major.value * 10 + minor.value, int(memory.total)))
+            gpus.append(Gpu(name, major.value * 10 + minor.value))
         known = ctypes.c_int()
         nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(known))
         cuda = f"{known.value // 1000}.{known.value % 1000 // 10}"

@@ -49,11 +49,7 @@ class _Running(NamedTuple):
 
 
 def default_jobs() -> int:
-    """How many compilers to run at once: one per processor, as far as memory allows.
-
-    Raises:
-        ValueError: ``JITQUANT_JOBS`` is not a number of compilers.
-    """
+    """How many compilers to run at once: one per processor, as far as memory allows."""
     if given := setting("JITQUANT_JOBS"):
         return int(given)
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

@@ -181,37 +181,25 @@ def wheel_roots() -> list[str]:
     return list(spec.submodule_search_locations or ()) if spec else []
 
 
-def _wheel_nvcc() -> str | None:
-    """nvcc of the PyPI wheels, if they are installed in this interpreter's environment."""
-    roots = wheel_roots()
-    found = [
-        candidate
-        for root in roots
-        for candidate in sorted(Path(root).glob("*/bin/nvcc"), reverse=True)
-    ]
-    if not found:
-        return None
-    with contextlib.suppress(Exception):
-        from cuda.pathfinder import find_nvidia_binary_utility
-
-        located = find_nvidia_binary_utility("nvcc")
-        if located and any(str(located).startswith(str(root) + os.sep) for root in roots):
-            return str(located)
-    return str(found[0])
+def _in_wheels(name: str) -> str | None:
+    """A program of the PyPI wheels in this interpreter's environment; of CUDA 13 before 12's."""
+    for pattern in (f"cu[0-9]*/bin/{name}", f"*/bin/{name}"):
+        for root in wheel_roots():
+            if found := sorted(Path(root).glob(pattern), reverse=True):
+                return str(found[0])
+    return None
 
 
-def _candidates(env: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """(path, origin) in order of preference; a path may not exist."""
+def program_places(name: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Where a program of CUDA may be, with the origin, in order; the path may not exist."""
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if env.get(variable):
-            yield os.path.join(env[variable], "bin", "nvcc"), f"{variable}={env[variable]}"
-    wheel = _wheel_nvcc()
-    if wheel:
-        yield wheel, "the PyPI wheel nvidia-cuda-nvcc"
-    on_path = shutil.which("nvcc", path=env.get("PATH"))
-    if on_path:
+            yield os.path.join(env[variable], "bin", name), f"{variable}={env[variable]}"
+    if wheel := _in_wheels(name):
+        yield wheel, "the PyPI wheels"
+    if on_path := shutil.which(name, path=env.get("PATH")):
         yield on_path, "PATH"
-    yield "/usr/local/cuda/bin/nvcc", "/usr/local/cuda"
+    yield f"/usr/local/cuda/bin/{name}", "/usr/local/cuda"
 
 
 class Candidate(NamedTuple):
@@ -226,7 +214,7 @@ class Candidate(NamedTuple):
 
 def examine_nvccs(memo: Memo, env: Mapping[str, str] = os.environ) -> Iterator[Candidate]:
     """All places where nvcc may be, in order of preference: the first that works is used."""
-    for path, origin in _candidates(env):
+    for path, origin in program_places("nvcc", env):
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
@@ -247,9 +235,6 @@ def find_nvcc(memo: Memo, env: Mapping[str, str] = os.environ) -> tuple[Nvcc, tu
     """The nvcc to use, and notes about settings that do not lead to one.
 
     Order: ``CUDA_HOME``, ``CUDA_PATH``, the PyPI wheel, ``PATH``, ``/usr/local/cuda``.
-
-    Raises:
-        NvccNotFoundError: none of them is a working nvcc.
     """
     tried: list[str] = []
     notes: list[str] = []
@@ -322,11 +307,7 @@ def _existing(*paths: str) -> list[str]:
 
 
 def find_launcher() -> tuple[str, ...]:
-    """The command of ``JITQUANT_NVCC_LAUNCHER``, such as sccache or ccache; or ``()``.
-
-    Raises:
-        ValueError: it is not a program on PATH.
-    """
+    """The command of ``JITQUANT_NVCC_LAUNCHER``, such as sccache or ccache; or ``()``."""
     given = os.environ.get(LAUNCHER, "")
     words = shlex.split(given)
     if not words:
@@ -338,11 +319,7 @@ def find_launcher() -> tuple[str, ...]:
 
 
 def find_host_compiler(memo: Memo, env: Mapping[str, str] = os.environ) -> HostCompiler:
-    """``CXX`` if set, else ``g++`` (nvcc's default), else ``c++``.
-
-    Raises:
-        HostCompilerNotFoundError: none of them exists, or it does not run.
-    """
+    """``CXX`` if set, else ``g++`` (nvcc's default), else ``c++``."""
     chosen = env.get("CXX", "").strip()
     for text in [chosen] if chosen else ["g++", "c++"]:
         command = shlex.split(text)

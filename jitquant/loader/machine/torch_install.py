@@ -7,7 +7,6 @@ imported yet, its properties are read from its files.
 from __future__ import annotations
 
 import importlib.util
-import mmap
 import os
 import runpy
 import sys
@@ -26,7 +25,6 @@ class TorchInstall(NamedTuple):
     version: str
     git_version: str
     cuda: str | None
-    cxx11_abi: bool
 
     @property
     def identity(self) -> str:
@@ -46,11 +44,7 @@ class TorchInstall(NamedTuple):
 
 
 def torch_install() -> TorchInstall:
-    """The torch that ``import torch`` gives.
-
-    Raises:
-        LoaderError: torch is missing or incomplete.
-    """
+    """The torch that ``import torch`` gives."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "_C") and hasattr(torch, "version"):
         return TorchInstall(
@@ -58,7 +52,6 @@ def torch_install() -> TorchInstall:
             str(torch.__version__),
             str(torch.version.git_version),
             torch.version.cuda,
-            bool(torch._C._GLIBCXX_USE_CXX11_ABI),
         )
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -71,18 +64,8 @@ def torch_install() -> TorchInstall:
             str(stated["__version__"]),
             str(stated["git_version"]),
             stated.get("cuda"),
-            _uses_cxx11_abi(os.path.join(directory, "lib", "libc10.so")),
         )
     except (OSError, KeyError, ValueError) as error:
         raise LoaderError(
             f"the torch in {directory} is incomplete ({error}). Install it again."
         ) from error
-
-
-def _uses_cxx11_abi(library: str) -> bool:
-    """Whether a library's interface uses the strings of the newer C++ ABI."""
-    with (
-        open(library, "rb") as stream,
-        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as contents,
-    ):
-        return contents.find(b"__cxx1112basic_string") >= 0

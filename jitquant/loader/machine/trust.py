@@ -15,11 +15,7 @@ GROUP = "JITQUANT_CACHE_GROUP"
 
 
 def shared_group() -> int | None:
-    """The number of the group that ``JITQUANT_CACHE_GROUP`` names, ``None`` if it is not set.
-
-    Raises:
-        ValueError: there is no such group.
-    """
+    """The number of the group that ``JITQUANT_CACHE_GROUP`` names, ``None`` if it is not set."""
     name = setting(GROUP)
     if not name:
         return None

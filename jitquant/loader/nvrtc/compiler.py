@@ -61,12 +61,7 @@ class Cubin:
 def compile_cubin(
     module: str, source: str, text: bytes, options: Sequence[str], expressions: Sequence[str]
 ) -> Cubin:
-    """Compile ``text``, that of ``source``; ``expressions`` name instances of templates.
-
-    Raises:
-        NvrtcNotFoundError: the library or NVIDIA's bindings of it are not installed.
-        CompileError: it does not compile.
-    """
+    """Compile ``text``, that of ``source``; ``expressions`` name instances of templates."""
     nvrtc = _bindings()
     file, names = os.fsencode(source), [header.encode() for header in _STANDARD]
     headers = [text.encode() for text in _STANDARD.values()]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import LoaderError, extra
+from ..module import no_attribute
 from .compiler import Cubin, Parameter
 
 
@@ -22,16 +22,9 @@ class Shape(NamedTuple):
     stream: Any = None
 
 
-class Values(NamedTuple):
-    """A launch's arguments as NumPy scalars, the device of its arrays, and if one is torch's."""
-
-    scalars: list[Any]
-    device: int | None
-    of_torch: bool
-
-
-#: Launches the kernel of a cubin with this symbol.
-Launch = Callable[[Cubin, str, Shape, Values], None]
+#: Launches the kernel of a cubin with this symbol: with these NumPy scalars, on this device. The
+#: stream of the shape is a handle, or None for CuPy's current one.
+Launch = Callable[[Cubin, str, Shape, list[Any], int], None]
 
 
 class DeviceKernel:
@@ -51,95 +44,100 @@ class DeviceKernel:
         parameters: its parameters, as :class:`Parameter`.
     """
 
-    def __init__(self, name: str, cubin: Cubin, launch: Launch | None = None) -> None:
+    def __init__(self, name: str, cubin: Cubin) -> None:
         self.name = name
         self.symbol, self.parameters = cubin.kernels[name]
         self._cubin = cubin
-        self._launch = launch
 
     def __repr__(self) -> str:
         kinds = ", ".join(p.kind if p.kind != "b8" else f"{p.size} bytes" for p in self.parameters)
         return f"<DeviceKernel {self.name!r} ({kinds})>"
 
     def __getitem__(self, configuration: Any) -> Callable[..., None]:
-        if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
+        given = configuration if isinstance(configuration, tuple) else ()
+        sizes = [size if isinstance(size, Sequence) else (size,) for size in given[:2]]
+        # CuPy would take a size of 0 for 1, and leave out a fourth one.
+        if not 2 <= len(given) <= 4 or not all(map(_is_size, sizes)):
             raise TypeError(
-                f"kernel {self.name!r}: give kernel[grid, block], with the bytes of shared memory "
-                f"and a stream after them if need be, not {configuration!r}."
+                f"kernel {self.name!r}: give kernel[grid, block], each a positive integer or a "
+                "tuple of up to three, with the bytes of shared memory and a stream after them if "
+                f"need be, not {configuration!r}."
             )
-        grid, block = (v if isinstance(v, Sequence) else (v,) for v in configuration[:2])
-        for size in (grid, block):
-            if not 1 <= len(size) <= 3 or not all(type(n) is int and n > 0 for n in size):
-                raise ValueError(
-                    f"kernel {self.name!r}: a grid and a block are positive integers or tuples of "
-                    f"up to three, not {size!r}."
-                )
-        shape = Shape((*grid, 1, 1)[:3], (*block, 1, 1)[:3], *configuration[2:])
-        return functools.partial(self._start, shape)
+        grid, block = ((*size, 1, 1)[:3] for size in sizes)
+        return functools.partial(self._start, Shape(grid, block, *given[2:]))
 
     def _start(self, shape: Shape, *arguments: Any) -> None:
+        import torch
+
         if len(arguments) != len(self.parameters):
             raise TypeError(
                 f"kernel {self.name!r} takes {len(self.parameters)} arguments "
                 f"({', '.join(p.kind for p in self.parameters)}), and {len(arguments)} were given."
             )
         scalars: list[Any] = []
-        device, of_torch = None, True
+        devices: set[int] = set()
         for index, (argument, parameter) in enumerate(zip(arguments, self.parameters, strict=True)):
-            what = f"kernel {self.name!r}: argument {index}"
-            if found := _array(what, argument, parameter):
-                argument, on, is_torchs = found
-                if device is None:
-                    device, of_torch = on, is_torchs
-                if on != device:
-                    raise ValueError(f"{what} is on cuda:{on}, and one before it on cuda:{device}.")
-            scalars.append(_scalar(what, argument, parameter))
-        values = Values(scalars, device, of_torch)
-        (self._launch or make_launch())(self._cubin, self.symbol, shape, values)
+            try:
+                array = _array(argument)
+                if array is not None and parameter.kind not in ("u64", "b64"):
+                    raise TypeError("it is not a pointer")
+                scalars.append(_scalar(argument if array is None else array[0], parameter))
+            except (TypeError, ValueError, OverflowError) as error:
+                raise type(error)(
+                    f"kernel {self.name!r}: argument {index} is {type(argument).__name__}, and the "
+                    f"parameter {parameter.kind}: {error}."
+                ) from None
+            if array is not None:
+                devices.add(array[1])
+        if len(devices) > 1:
+            raise ValueError(f"kernel {self.name!r}: its arrays are on devices {sorted(devices)}.")
+        device = next(iter(devices)) if devices else torch.cuda.current_device()
+        stream = shape.stream
+        of_torch = not devices or any(isinstance(a, torch.Tensor) for a in arguments)
+        if stream is None and of_torch:
+            stream = torch.cuda.current_stream(device)
+        for attribute in ("cuda_stream", "ptr", "handle"):  # of torch's, CuPy's and cuda.core's
+            stream = getattr(stream, attribute, stream)
+        launcher()(self._cubin, self.symbol, shape._replace(stream=stream), scalars, device)
 
 
-def _array(what: str, argument: Any, parameter: Parameter) -> tuple[int, int, bool] | None:
-    """The pointer and device of an array, and whether it is torch's; None for anything else."""
+def _is_size(size: Sequence[Any]) -> bool:
+    return 1 <= len(size) <= 3 and all(type(n) is int and n > 0 for n in size)
+
+
+def _array(argument: Any) -> tuple[int, int] | None:
+    """The pointer and device of an array; None for anything else."""
     import torch
 
-    is_torchs = isinstance(argument, torch.Tensor)
-    if not is_torchs and not hasattr(argument, "__cuda_array_interface__"):
+    if isinstance(argument, torch.Tensor):
+        if not argument.is_cuda:
+            raise ValueError(f"it is on {argument.device}; move it with .to('cuda')")
+        return argument.data_ptr(), argument.get_device()
+    interface = getattr(argument, "__cuda_array_interface__", None)
+    if interface is None:
         return None
-    if parameter.kind not in ("u64", "b64"):
-        raise TypeError(f"{what} is an array; the parameter is {parameter.kind}, not a pointer.")
-    if not is_torchs:
-        device = getattr(getattr(argument, "device", None), "id", 0)
-        return int(argument.__cuda_array_interface__["data"][0]), int(device), False
-    if not argument.is_cuda:
-        raise ValueError(f"{what} is a tensor on {argument.device}; move it with .to('cuda').")
-    return argument.data_ptr(), argument.get_device(), True
+    return interface["data"][0], getattr(getattr(argument, "device", None), "id", 0)
 
 
-def _scalar(what: str, argument: Any, parameter: Parameter) -> Any:
+def _scalar(argument: Any, parameter: Parameter) -> Any:
     """The NumPy scalar to pass for a parameter."""
     import numpy as np
 
     kind, size = parameter
-    given = type(argument).__name__
     if kind == "b8":
-        raw = memoryview(argument).cast("B")
+        raw = bytes(memoryview(argument))
         if len(raw) != size:
-            raise ValueError(f"{what} has {len(raw)} bytes; the parameter has {size}.")
+            raise ValueError(f"{len(raw)} bytes instead of {size}")
         return np.frombuffer(raw, dtype=f"V{size}")[0]
     if kind in ("f32", "f64"):
-        if not isinstance(argument, int | float | np.number) or isinstance(argument, bool):
-            raise TypeError(f"{what} is {given}; the parameter is {kind}.")
-        return np.dtype(f"f{size}").type(argument)
+        return np.dtype(f"f{size}").type(float(argument))
     if argument is None and size == 8:
         argument = 0
     if not isinstance(argument, int | np.integer | np.bool_):
-        raise TypeError(
-            f"{what} is {given}; the parameter is an integer of {8 * size} bits, or a pointer."
-        )
+        raise TypeError("it is not an integer")
     number = int(argument)
-    if not -(1 << (8 * size - 1)) <= number < 1 << (8 * size):
-        raise ValueError(f"{what} is {number}, which does not fit {8 * size} bits.")
-    return np.dtype(f"u{size}").type(number % (1 << (8 * size)))
+    raw = number.to_bytes(size, "little", signed=number < 0)
+    return np.frombuffer(raw, dtype=f"u{size}")[0]
 
 
 class DeviceModule:
@@ -160,11 +158,11 @@ class DeviceModule:
         self.name = name
         self.arch = arch
         self.key = key
-        self._cubin = cubin
         self._compile_one = compile_one
-        self._launch: Launch | None = None
-        self._kernels: dict[str, DeviceKernel] = {}
-        self._plain = {n.rpartition("::")[2]: n for n in cubin.kernels}
+        self._kernels = {
+            expression: DeviceKernel(expression, cubin) for expression in cubin.kernels
+        }
+        self._plain = {kernel.rpartition("::")[2]: kernel for kernel in self._kernels}
 
     def kernel(self, expression: str) -> DeviceKernel:
         """A kernel by a C++ name expression, such as ``"scale<__nv_bfloat16, 4>"``.
@@ -175,35 +173,25 @@ class DeviceModule:
             CompileError: there is no such kernel, or it does not compile.
         """
         if expression not in self._kernels:
-            known = expression in self._cubin.kernels
-            cubin = self._cubin if known else self._compile_one(expression)
-            self._kernels[expression] = DeviceKernel(expression, cubin, self._launch)
+            self._kernels[expression] = DeviceKernel(expression, self._compile_one(expression))
         return self._kernels[expression]
 
     def __getattr__(self, attribute: str) -> DeviceKernel:
         plain = self.__dict__.get("_plain", {})
         if attribute in plain:
-            return self.kernel(plain[attribute])
-        if attribute.startswith("__"):
-            raise AttributeError(attribute)
-        near = difflib.get_close_matches(attribute, plain, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise AttributeError(
-            f"module {self.__dict__.get('name')!r} has no kernel {attribute!r}.{hint} It has: "
-            f"{', '.join(plain) or 'none'}. An instance of a template is had with "
-            "module.kernel('name<...>')."
-        )
+            return self._kernels[plain[attribute]]
+        raise no_attribute(f"module {self.__dict__.get('name')!r}", attribute, plain)
 
     def __dir__(self) -> list[str]:
         return [*self._plain, "arch", "kernel", "key", "name"]
 
     def __repr__(self) -> str:
-        names = ", ".join(self._cubin.kernels) or "templates alone"
+        names = ", ".join(self._plain) or "templates alone"
         return f"<DeviceModule {self.name!r} (sm_{self.arch}) key {self.key[:12]}: {names}>"
 
 
 @functools.cache
-def make_launch() -> Launch:
+def launcher() -> Launch:
     """Launching through CuPy if that is installed, and through cuda.core otherwise."""
     for way in (with_cupy, with_cuda_core):
         with contextlib.suppress(ImportError):
@@ -223,18 +211,6 @@ class _Stream(NamedTuple):
         return (0, self.handle)
 
 
-def _stream_of(shape: Shape, values: Values) -> _Stream:
-    """A stream of torch's, CuPy's or cuda.core's, or an integer; torch's current one for None."""
-    stream = shape.stream
-    if stream is None:
-        import torch
-
-        stream = torch.cuda.current_stream(values.device)
-    for attribute in ("cuda_stream", "ptr", "handle"):
-        stream = getattr(stream, attribute, stream)
-    return _Stream(int(stream))
-
-
 def with_cupy() -> Launch:
     """Launching through CuPy; a cubin is loaded once on each device."""
     import cupy
@@ -246,17 +222,15 @@ def with_cupy() -> Launch:
         os.write(file, cubin.code)
         return cupy.RawModule(path=f"/proc/self/fd/{file}")
 
-    def launch(cubin: Cubin, symbol: str, shape: Shape, values: Values) -> None:
+    def launch(cubin: Cubin, symbol: str, shape: Shape, arguments: list[Any], device: int) -> None:
         with contextlib.ExitStack() as stack:
-            if values.device is not None:
-                stack.enter_context(cupy.cuda.Device(values.device))
-            if shape.stream is not None or values.of_torch:
-                stream = _stream_of(shape, values)
-                stack.enter_context(cupy.cuda.Stream.from_external(stream))
+            stack.enter_context(cupy.cuda.Device(device))
+            if shape.stream is not None:
+                stack.enter_context(cupy.cuda.Stream.from_external(_Stream(shape.stream)))
             function = load(cubin).get_function(symbol)
             if shape.shared > 48 << 10:
                 function.max_dynamic_shared_size_bytes = shape.shared
-            function(shape.grid, shape.block, tuple(values.scalars), shared_mem=shape.shared)
+            function(shape.grid, shape.block, tuple(arguments), shared_mem=shape.shared)
 
     return launch
 
@@ -269,12 +243,14 @@ def with_cuda_core() -> Launch:
 
     load = functools.cache(lambda cubin: ObjectCode.from_cubin(cubin.code))
 
-    def launch(cubin: Cubin, symbol: str, shape: Shape, values: Values) -> None:
-        index = torch.cuda.current_device() if values.device is None else values.device
-        with torch.cuda.device(index):
-            Device(index).set_current()
+    def launch(cubin: Cubin, symbol: str, shape: Shape, arguments: list[Any], device: int) -> None:
+        handle = shape.stream
+        if handle is None:
+            handle = torch.cuda.current_stream(device).cuda_stream
+        with torch.cuda.device(device):
+            Device(device).set_current()
             config = LaunchConfig(grid=shape.grid, block=shape.block, shmem_size=shape.shared)
-            stream = Stream.from_handle(_stream_of(shape, values).handle)
-            launch_kernel(stream, config, load(cubin).get_kernel(symbol), *values.scalars)
+            kernel = load(cubin).get_kernel(symbol)
+            launch_kernel(Stream.from_handle(handle), config, kernel, *arguments)
 
     return launch

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import CompileError, Diagnostic
 from .sources import exports_something
@@ -107,24 +107,30 @@ class Binding(NamedTuple):
                 f"void trace_{index}({', '.join(types)}) {{}}",
             ]
         lines += ["", "}  // namespace", ""]
-        lines += self._registration("FRAGMENT(TORCH_EXTENSION_NAME, m)", place, _define)
-        # On a CPU the same function says which tensor is on the wrong device.
-        for backend in ("CUDA", "CPU"):
-            lines += self._registration(
-                f"IMPL(TORCH_EXTENSION_NAME, {backend}, m)", place, _implement("call")
-            )
-        # It returns nothing, so tracing it has nothing to work out.
         lines += self._registration(
-            "IMPL(TORCH_EXTENSION_NAME, Meta, m)", place, _implement("trace")
+            "FRAGMENT(TORCH_EXTENSION_NAME, m)",
+            place,
+            [f"m.def({_literal(export.schema)})" for export in self.exports],
         )
+        # On a CPU the same function says which tensor is on the wrong device. It returns nothing,
+        # so tracing it has nothing to work out.
+        for backend, function in (("CUDA", "call"), ("CPU", "call"), ("Meta", "trace")):
+            lines += self._registration(
+                f"IMPL(TORCH_EXTENSION_NAME, {backend}, m)",
+                place,
+                [
+                    f'm.impl("{_full_name(export)}", TORCH_BOX(&{function}_{index}))'
+                    for index, export in enumerate(self.exports)
+                ],
+            )
         return "\n".join(lines)
 
-    def _registration(self, head: str, place: str, statement: Any) -> list[str]:
+    def _registration(self, head: str, place: str, statements: list[str]) -> list[str]:
         lines = [f"STABLE_TORCH_LIBRARY_{head} {{"]
-        for index, export in enumerate(self.exports):
+        for export, statement in zip(self.exports, statements, strict=True):
             lines += [
                 f'#line {export.line} "{place}"',
-                f"  if (&{_thunk(export)} != nullptr) {statement(index, export)};",
+                f"  if (&{_thunk(export)} != nullptr) {statement};",
             ]
         return [*lines, "}", ""]
 
@@ -135,16 +141,6 @@ def _thunk(export: Export) -> str:
 
 def _written(argument: Argument) -> str:
     return f", {str(argument.written).lower()}" if "Tensor" in argument.kind else ""
-
-
-def _define(index: int, export: Export) -> str:
-    return f"m.def({_literal(export.schema)})"
-
-
-def _implement(function: str) -> Any:
-    return lambda index, export: (
-        f'm.impl("{export.schema.partition("(")[0].strip()}", TORCH_BOX(&{function}_{index}))'
-    )
 
 
 def _literal(text: str) -> str:
@@ -158,12 +154,7 @@ def generator_file() -> str:
 
 
 def find_binding(module: str, path: str) -> Binding | None:
-    """The binding to generate for the source at ``path``; ``None`` if it exports nothing.
-
-    Raises:
-        CompileError: a macro that cannot be used; the diagnostic has its file and line.
-        OSError: the file cannot be read.
-    """
+    """The binding to generate for the source at ``path``; ``None`` if it exports nothing."""
     if not exports_something(path):
         return None
     text = Path(path).read_bytes().decode(errors="replace")

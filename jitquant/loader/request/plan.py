@@ -9,7 +9,7 @@ import platform
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import zip_longest
@@ -35,7 +35,6 @@ from .includes import look_at
 from .key import SCHEMA, digest_of
 from .named import Named, named_by
 from .sources import (
-    CUDA_SUFFIXES,
     CXX_SUFFIXES,
     PROJECT,
     FileHasher,
@@ -43,6 +42,7 @@ from .sources import (
     Signature,
     Signatures,
     exports_something,
+    is_cuda,
     resolve_sources,
 )
 
@@ -79,7 +79,7 @@ _SEPARATE = {
 }
 #: A flag that adds a directory to be searched, and the directory, as words in one string.
 _DIRECTORY_FLAG = re.compile(
-    r"\0(?:-I|--include-path|-isystem|--system-include|-iquote|-idirafter|-L)[=\0]?([^\0]+)(?=\0)"
+    r"\0\s*(?:-I|--include-path|-isystem|--system-include|-iquote|-idirafter|-L)[=\s\0]*([^\0]+)"
 )
 _ARCH_FLAGS = ("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code")
 
@@ -123,7 +123,7 @@ class Wanted:
     @property
     def has_cuda(self) -> bool:
         """Whether a source is compiled by nvcc."""
-        return any(path.lower().endswith(CUDA_SUFFIXES) for path in self.sources)
+        return any(map(is_cuda, self.sources))
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,11 +155,7 @@ class Plan(Wanted):
 
 
 def check_flags(cuda_flags: tuple[str, ...]) -> None:
-    """Reject nvcc flags that conflict with the loader's own.
-
-    Raises:
-        ValueError: a flag that selects an architecture, or separate device compilation.
-    """
+    """Reject nvcc flags that conflict with the loader's own."""
     for flag, value in zip_longest(cuda_flags, cuda_flags[1:], fillvalue=""):
         if flag.split("=", 1)[0] in _ARCH_FLAGS:
             raise ValueError(
@@ -179,11 +175,8 @@ def check_paths(sources: tuple[str, ...], include_dirs: tuple[str, ...]) -> None
     """Reject paths that a compiler would misread.
 
     nvcc passes paths on through a shell, in double quotes.
-
-    Raises:
-        ValueError: the path of a source or of an include directory contains such a character.
     """
-    has_cuda = any(path.lower().endswith(CUDA_SUFFIXES) for path in sources)
+    has_cuda = any(map(is_cuda, sources))
     refused = '\\\n"$`' if has_cuda else "\\\n"
     for argument, paths in (("sources", sources), ("include_dirs", include_dirs)):
         for path in paths:
@@ -247,10 +240,14 @@ def all_flags(request: Request, env: Mapping[str, str]) -> list[str]:
     return flags
 
 
+def directories_in(words: Iterable[str]) -> list[str]:
+    """The search directories that the words of flags add, as they are written."""
+    return _DIRECTORY_FLAG.findall("\0".join(["", *words]))
+
+
 def _flag_dirs(named: Named, env: Mapping[str, str]) -> tuple[str, ...]:
     """The search directories that flags and variables add, and those of files they name."""
-    words = [word for flag in named.words for word in flag.split(",")]
-    found = list(_DIRECTORY_FLAG.findall("\0".join(["", *words, ""])))
+    found = directories_in(word for flag in named.words for word in flag.split(","))
     found += map(os.path.dirname, named.files)
     for variable in ("CPATH", "CPLUS_INCLUDE_PATH"):
         found += env.get(variable, "").split(os.pathsep)
@@ -275,13 +272,7 @@ def look_up(
     hasher: FileHasher,
     choose: Callable[[str | Sequence[str] | None], ArchChoice],
 ) -> Wanted:
-    """The files and architectures of ``request``; neither needs nor looks for a compiler.
-
-    Raises:
-        FileNotFoundError, ValueError, TypeError: as :func:`resolve_sources` and
-            :func:`check_flags`.
-        UnsupportedArchError: an architecture that cannot be compiled for.
-    """
+    """The files and architectures of ``request``; neither needs nor looks for a compiler."""
     torch = torch_install()
     check_flags(request.cuda_flags)
     sources = resolve_sources(request.sources, kernels_dir)
@@ -293,7 +284,7 @@ def look_up(
                 f"include_dirs: {given!r} is not a directory (looked at {directory})."
             )
     check_paths(sources, (*include_dirs, library_dir))
-    has_cuda = any(path.lower().endswith(CUDA_SUFFIXES) for path in sources)
+    has_cuda = any(map(is_cuda, sources))
     archs = choose(request.archs) if has_cuda else ArchChoice((), "no CUDA source")
     contents: list[list[str]] = []
     watch: list[tuple[str, Signature | None]] = []
@@ -320,7 +311,6 @@ def look_up(
         "libc": "-".join(platform.libc_ver()),
         "machine": platform.machine(),
         "torch": torch.identity,
-        "cxx11_abi": torch.cxx11_abi,
     }
     if generates:
         # The binding's text follows from the sources and the generator.
@@ -358,12 +348,7 @@ def _this_cpu() -> str:
 
 
 def make_plan(wanted: Wanted, memo: Memo) -> Plan:
-    """Find the compilers for a request. Compiles nothing.
-
-    Raises:
-        NvccNotFoundError, HostCompilerNotFoundError, UnsupportedArchError: as their names say.
-        CompileError: a JITQUANT_EXPORT that cannot be used.
-    """
+    """Find the compilers for a request. Compiles nothing."""
     host = find_host_compiler(memo)
     nvcc, notes = find_nvcc(memo) if wanted.has_cuda else (None, ())
     launcher = find_launcher()

@@ -44,6 +44,11 @@ Signature = tuple[int, int, int, int]
 Signatures = tuple[tuple[str, Signature | None], ...]
 
 
+def is_cuda(path: str) -> bool:
+    """Whether nvcc compiles a source."""
+    return path.lower().endswith(CUDA_SUFFIXES)
+
+
 class Watched(NamedTuple):
     """Files that must not change: of the caller and the project, and of compilers and toolkits."""
 
@@ -52,12 +57,7 @@ class Watched(NamedTuple):
 
 
 def check_name(name: object) -> str:
-    """``name`` if it can name a module.
-
-    Raises:
-        TypeError: not a string.
-        ValueError: not an ASCII identifier.
-    """
+    """``name`` if it can name a module."""
     if not isinstance(name, str):
         raise TypeError(f"name: expected a string, got {type(name).__name__} ({name!r}).")
     if not (name.isascii() and name.isidentifier() and len(name) <= 100):
@@ -69,11 +69,7 @@ def check_name(name: object) -> str:
 
 
 def as_strings(value: object, argument: str, example: str) -> tuple[str, ...]:
-    """A sequence of strings or paths as a tuple of strings.
-
-    Raises:
-        TypeError: a bare string (a likely slip for a list of one) or anything else.
-    """
+    """A sequence of strings or paths as a tuple of strings."""
     if isinstance(value, str | os.PathLike):
         raise TypeError(f"{argument}: expected a list, got {value!r}; give [{example}].")
     if not isinstance(value, Iterable):
@@ -403,7 +399,7 @@ def parse_depfile(text: str) -> list[str]:
 
 def exports_something(path: str) -> bool:
     """Whether the source at ``path`` contains JITQUANT_EXPORT, maybe only in a comment."""
-    if not path.lower().endswith(CUDA_SUFFIXES):
+    if not is_cuda(path):
         return False
     with open(path, "rb") as stream:
         return re.search(rb"\bJITQUANT_EXPORT\b", stream.read()) is not None

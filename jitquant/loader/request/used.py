@@ -25,11 +25,7 @@ FORMAT = 1
 
 
 def note_use(request: Request, built_for: Sequence[str]) -> None:
-    """Record a module that was just loaded in the file that ``JITQUANT_RECORD`` names.
-
-    Raises:
-        LoaderError: it cannot be written.
-    """
+    """Record a module that was just loaded in the file that ``JITQUANT_RECORD`` names."""
     target = os.environ[VARIABLE]
     line = {
         "name": request.name,
@@ -60,11 +56,7 @@ def note_use(request: Request, built_for: Sequence[str]) -> None:
 
 
 def write_manifest(notes: Path, manifest: Path) -> list[str]:
-    """Collect the lines of ``notes`` in ``manifest``. Returns the names of its modules.
-
-    Raises:
-        OSError: a file cannot be read or written.
-    """
+    """Collect the lines of ``notes`` in ``manifest``. Returns the names of its modules."""
     lines = dict.fromkeys(notes.read_text(encoding="utf-8").splitlines())
     modules = [json.loads(line) for line in lines]
     root = os.path.dirname(os.path.abspath(manifest))

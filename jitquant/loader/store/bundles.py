@@ -44,7 +44,7 @@ _STABLE = ">= " + ".".join(map(str, OLDEST_TORCH))
 
 #: What has to be equal, apart from what is compared on its own.
 _EQUAL = (
-    *("torch", "machine", "cpu", "cxx11_abi", "cuda_flags", "cxx_flags", "debug"),
+    *("torch", "machine", "cpu", "cuda_flags", "cxx_flags", "debug"),
     *("include_dirs", "layout", "binding_generator"),
 )
 
@@ -70,11 +70,7 @@ class Bundle:
 
 
 def open_bundle(path: Path) -> Bundle:
-    """The bundle in the directory ``path``.
-
-    Raises:
-        BundleError: it is not a bundle, has an unknown format, or others can write to it.
-    """
+    """The bundle in the directory ``path``."""
     try:
         refused = _writable(path) or _writable(path / MANIFEST)
         text = (path / MANIFEST).read_bytes()
@@ -168,11 +164,7 @@ def search(
 
 
 def _open(path: Path, build: Bundled, wanted: Wanted, hasher: FileHasher) -> Build:
-    """A build in the bundle at ``path``.
-
-    Raises:
-        BundleError: it does not fit, or cannot be used.
-    """
+    """A build in the bundle at ``path``."""
     directory = path / build.directory
     described = directory / "entry.json"
     places = (directory.parent.parent, directory.parent, directory, described)
@@ -196,11 +188,7 @@ def _open(path: Path, build: Bundled, wanted: Wanted, hasher: FileHasher) -> Bui
 
 
 def check_free(directory: Path) -> None:
-    """Reject a directory for a bundle that is not empty.
-
-    Raises:
-        ValueError: it is not empty.
-    """
+    """Reject a directory for a bundle that is not empty."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(
             f"bundle: {directory} already exists. Remove it, or give another directory."

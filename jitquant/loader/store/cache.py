@@ -30,7 +30,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import (
     CacheError,
@@ -109,27 +109,13 @@ class Entry:
 
     @classmethod
     def from_json(cls, text: bytes) -> Entry:
-        """The entry that ``text`` describes.
-
-        Raises:
-            ValueError: it is not such a description.
-        """
+        """The entry that ``text`` describes."""
         try:
             entry = cls(**json.loads(text))
             entry.searched = [Searched(*one) for one in entry.searched]
         except TypeError as error:
             raise ValueError(str(error)) from None
-        if entry.ops is None:
-            raise ValueError("its operators are not known; an older jitquant made it")
         return entry
-
-
-class Published(NamedTuple):
-    """A published entry, held: the given one, or an equal one that existed before."""
-
-    directory: Path
-    entry: Entry
-    hold: Hold
 
 
 def default_root() -> Path:
@@ -154,17 +140,13 @@ class Cache:
         self.root = root
         self.base = root / _LAYOUT
         self._group: int | None = None
-        self._temporary: Path | None = None
+        self._temporary: Cache | None = None
         self._directories = (root, self.base, *(self.base / sub for sub in _SUBDIRECTORIES))
 
     # -- the directory itself ------------------------------------------------------------------
 
     def distrust(self) -> str:
-        """Why nothing may be loaded from here, and how to fix it; ``""`` if it may.
-
-        Raises:
-            ValueError: ``JITQUANT_CACHE_GROUP`` names no group.
-        """
+        """Why nothing may be loaded from here, and how to fix it; ``""`` if it may."""
         self._group = shared_group()
         for directory in self._directories:
             try:
@@ -272,24 +254,20 @@ class Cache:
         return self._temporary is not None
 
     def temporary(self) -> Cache:
-        """A private cache for this process, used if this one is not writable.
-
-        Raises:
-            CacheError: there is no writable temporary directory either.
-        """
-        if self._temporary is None or not self._temporary.is_dir():
+        """A private cache for this process, used if this one is not writable."""
+        if self._temporary is None or not self._temporary.root.is_dir():
             try:
-                self._temporary = new_scratch("cache")[0]  # locked until this process ends
+                root = new_scratch("cache")[0]  # locked until this process ends
             except OSError as error:
                 raise CacheError(
                     f"cache directory {self.root} cannot be written to, and neither can a "
                     f"temporary directory be made ({error}). Set JITQUANT_CACHE_DIR or TMPDIR to "
                     "a directory that can be written to."
                 ) from error
-            atexit.register(_remove_if_owner, self._temporary, os.getpid())
-        cache = Cache(self._temporary)
-        cache.prepare()
-        return cache
+            atexit.register(_remove_if_owner, root, os.getpid())
+            self._temporary = Cache(root)
+        self._temporary.prepare()
+        return self._temporary
 
     # -- entries -------------------------------------------------------------------------------
 
@@ -379,10 +357,11 @@ class Cache:
             os.rename(directory, aside)
             shutil.rmtree(aside, ignore_errors=True)
 
-    def publish(self, staged: Path, entry: Entry) -> Published:
+    def publish(self, staged: Path, entry: Entry) -> tuple[Path, Entry, Hold]:
         """Publish a finished entry by one rename; an equal existing one is kept.
 
-        It is held before it is published, so nobody can remove it before it is used.
+        It is held before it is published, so nobody can remove it before it is used. Returns its
+        directory, the entry there, and the hold.
 
         Raises:
             CacheError: the file system refuses.
@@ -395,9 +374,9 @@ class Cache:
             for path in staged.iterdir():
                 path.chmod(0o644)  # whatever the umask
             ours = hold(staged / entry.library)
-        if ours is None:
+        if ours is None or ours.sha256() != entry.library_sha256:
             raise CacheError(
-                f"cache directory {self.root}: the new build in it cannot be opened. "
+                f"cache directory {self.root}: the new build in it cannot be read. "
                 f"{_CHOOSE_ANOTHER}"
             )
         for attempt in range(_ATTEMPTS):
@@ -410,12 +389,12 @@ class Cache:
                 if not pruned and error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise self.explain_os_error(error) from error
             else:
-                return Published(target, entry, ours)
+                return target, entry, ours
             for directory, other in self.candidates(entry.level1):
                 if directory == target and (theirs := self.open_library(directory, other)):
                     ours.release()
                     shutil.rmtree(staged, ignore_errors=True)
-                    return Published(target, other, theirs)
+                    return target, other, theirs
         raise DamagedEntryError(
             f"cache entry {target} is damaged and cannot be replaced; remove it by hand."
         )
@@ -472,19 +451,15 @@ class Cache:
         directories are removed only by age, as everything is if ``level1`` is ``None``.
         """
         staging = self.base / "staging"
+        unfinished = (path for d in ("last", "toolchain") for path in (self.base / d).glob("*.tmp"))
         with contextlib.suppress(OSError):
             with tempfile.TemporaryFile(dir=staging) as new:
                 now = os.fstat(new.fileno()).st_mtime  # by the clock that dates the others
-            for item in os.scandir(staging):
-                with contextlib.suppress(OSError):
-                    ours = level1 and item.name.startswith(staged_by_this_machine(level1))
-                    if ours or now - item.stat().st_mtime > _STALE_SECONDS:
-                        shutil.rmtree(item.path, ignore_errors=True)
-        for directory in ("last", "toolchain"):
-            for path in (self.base / directory).glob("*.tmp"):
-                if not _lives(path.suffixes[-2][1:].partition("-")[0]):
-                    with contextlib.suppress(OSError):
-                        path.unlink()
+            for path in (*staging.iterdir(), *unfinished):
+                ours = level1 and path.name.startswith(staged_by_this_machine(level1))
+                with contextlib.suppress(OSError):  # just removed
+                    if ours or now - path.lstat().st_mtime > _STALE_SECONDS:
+                        remove(path)
 
     def write_log(self, name: str, text: str) -> Path | None:
         """Store the output of a failed command, and remove the oldest logs."""
@@ -607,17 +582,11 @@ def _describe_owner(path: Path) -> str:
         return "a process that has not identified itself"
 
 
-def _lives(pid: str) -> bool:
-    """Whether process ``pid`` exists on this machine; other machines write again next time."""
-    try:
-        os.kill(int(pid), 0)
-    except ValueError:
-        return True
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+def remove(path: Path) -> None:
+    """Remove a file or a directory, as far as possible."""
+    shutil.rmtree(path, ignore_errors=True)  # which leaves a file, or a link, as it is
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _remove_if_owner(path: Path, pid: int) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..report import shorten
+from ..request.plan import Wanted
+from ..request.sources import FileHasher
 
 #: What messages call the parts of a key.
 LABELS = {
@@ -27,7 +29,6 @@ LABELS = {
     "installed": "directories that are of an installation",
     "machine": "the machine",
     "cpu": "processor, which a flag with =native asks for",
-    "cxx11_abi": "C++ ABI",
     "binding_generator": "generator of bindings",
 }
 
@@ -48,13 +49,9 @@ class Change:
     now: str | None
 
 
-def changes_since(
-    last: Mapping[str, Any], inputs: Mapping[str, Any], headers: Mapping[str, str | None]
-) -> list[Change]:
-    """What has changed since the last build of a module.
-
-    ``headers`` maps the headers of the last build to their current digests.
-    """
+def changes_since(last: Mapping[str, Any], plan: Wanted, hasher: FileHasher) -> list[Change]:
+    """What has changed since the last build of a module."""
+    inputs = plan.inputs
     before: dict[str, Any] = last.get("inputs", {})
     old_sources = dict(map(tuple, before.get("sources", [])))
     new_sources = dict(map(tuple, inputs["sources"]))
@@ -64,11 +61,11 @@ def changes_since(
         if old_sources.get(name) != new_sources.get(name)
     ]
     old_headers: dict[str, str] = last.get("headers", {})
-    found += [
-        Change("header", name, digest, headers.get(name))
-        for name, digest in old_headers.items()
-        if headers.get(name) != digest
-    ]
+    for name, digest in old_headers.items():
+        path = plan.roots.path(name)
+        state = hasher.state(path) if path else None
+        if state is None or state.digest != digest:
+            found.append(Change("header", name, digest, state and state.digest))
     found += [
         Change(label, "", plain(before.get(key)), plain(inputs.get(key)))
         for key, label in LABELS.items()
@@ -77,15 +74,11 @@ def changes_since(
     return found
 
 
-def what_changed(
-    last: Mapping[str, Any] | None,
-    inputs: Mapping[str, Any],
-    headers: Mapping[str, str | None],
-) -> str:
+def what_changed(last: Mapping[str, Any] | None, plan: Wanted, hasher: FileHasher) -> str:
     """Why a build is needed, in one line."""
     if last is None:
         return "first build"
-    found = changes_since(last, inputs, headers)
+    found = changes_since(last, plan, hasher)
     files = [change.name for change in found if change.name]
     reasons = [f"{shorten(files)} changed"] if files else []
     reasons += [f"{c.kind}: {c.before} -> {c.now}" for c in found if not c.name]

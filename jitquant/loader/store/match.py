@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from ..request.includes import look_at, visible_now
 from ..request.key import digest_of
 from ..request.plan import Plan, Wanted, python_abi
 from ..request.sources import FileHasher, Signature, Watched, is_own
-from .cache import Cache, Entry
+from .cache import Entry
 from .hold import Hold
 
 #: How often a build begins anew because its files have changed.
@@ -95,19 +94,3 @@ def _found_where_it_was(
         return None
     hasher.remember(key, visible.directories)
     return visible.directories
-
-
-def take(cache: Cache, directory: Path, entry: Entry, match: Watched) -> Build | None:
-    """The build in ``directory``, unless it is damaged or just being removed."""
-    held = cache.open_library(directory, entry)
-    return None if held is None else Build(entry, directory / entry.library, match, held)
-
-
-def digests_now(plan: Wanted, hasher: FileHasher, headers: Iterable[str]) -> dict[str, str | None]:
-    """The digests that these headers have now, ``None`` for one that is gone."""
-    now: dict[str, str | None] = {}
-    for name in headers:
-        path = plan.roots.path(name)
-        state = hasher.state(path) if path else None
-        now[name] = state.digest if state else None
-    return now

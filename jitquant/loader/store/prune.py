@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CacheError, LockTimeoutError
-from .cache import Cache, Entry, staged_by_this_machine
+from .cache import Cache, Entry, remove, staged_by_this_machine
 from .hold import unused
 
 _A_MOMENT = 0.05
@@ -115,7 +115,7 @@ def clear(cache: Cache) -> Pruned:
     pruned = prune(cache, max_size=0)
     for subdirectory in _OTHERS:
         for item in _scan(cache.base / subdirectory):
-            _remove_other(item)
+            remove(Path(item.path))
     return pruned
 
 
@@ -133,7 +133,7 @@ def _trim_others(cache: Cache, limit: int) -> None:
     for used, item in sorted(((_used(item), item) for item in items), key=lambda pair: pair[0]):
         if left <= limit or now - used < _JUST_NOW_SECONDS:
             return
-        _remove_other(item)
+        remove(Path(item.path))
         left -= sizes[item.path]
 
 
@@ -146,14 +146,6 @@ def _used(item: os.DirEntry[str]) -> float:
         return item.stat().st_mtime
     except OSError:  # just removed
         return 0.0
-
-
-def _remove_other(item: os.DirEntry[str]) -> None:
-    with contextlib.suppress(OSError):
-        if item.is_dir(follow_symlinks=False):
-            shutil.rmtree(item.path, ignore_errors=True)
-        else:
-            os.unlink(item.path)
 
 
 def _stored(directory: Path) -> Stored:
@@ -188,11 +180,8 @@ def _remove(cache: Cache, build: Stored) -> bool:
         except OSError:
             return False
     shutil.rmtree(aside, ignore_errors=True)
-    group = build.directory.parent
-    with _locked(cache, group.name) as locked:
-        if locked:
-            with contextlib.suppress(OSError):  # it has other builds
-                group.rmdir()
+    with contextlib.suppress(OSError):  # it has other builds
+        build.directory.parent.rmdir()
     return True
 
 

@@ -15,11 +15,7 @@ from .cache import Cache
 def source_files(
     name: str, sources: Sequence[object], cache: Callable[[], Cache]
 ) -> tuple[object, ...]:
-    """``sources`` with each text replaced by a file, ``<name>.cu`` in a directory per digest.
-
-    Raises:
-        CacheError: neither the cache nor a temporary directory can be written to.
-    """
+    """``sources`` with each text replaced by a file, ``<name>.cu`` in a directory per digest."""
     if not any(isinstance(source, Source) for source in sources):
         return tuple(sources)
     place = cache()

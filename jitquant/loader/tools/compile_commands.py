@@ -46,10 +46,6 @@ def merge(path: Path, commands: Iterable[dict[str, object]]) -> int:
     """Write ``commands`` into the database at ``path``; those of other files in it stay.
 
     Returns how many it has then.
-
-    Raises:
-        ValueError: the file exists and is not such a database.
-        OSError: it cannot be read or written.
     """
     whole: dict[object, object] = {}
     if path.exists():

@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import os
 import platform
-import pwd
 import re
 import shutil
 import stat
@@ -20,7 +19,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CompileError, LoaderError, extra
@@ -36,7 +34,8 @@ from ..store.cache import BUNDLES, bundle_paths
 from ..store.hold import has_locks
 from ..store.prune import stored
 from ..units import release
-from .trial_build import TrialBuild, try_build
+from ..watch.inotify import shared_file_system
+from .trial_build import try_build
 
 if TYPE_CHECKING:
     from ..core import Loader
@@ -51,7 +50,6 @@ _WHEELS = (
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 #: The state, the text and the fix of a finding.
 _Said = tuple[str, str] | tuple[str, str, str]
-_NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "fuse", "9p", "afs", "beegfs", "ceph")
 _LITTLE_SPACE = 1 << 30
 
 
@@ -157,7 +155,7 @@ def _about_gpus(driver: Driver | None, torch: TorchInstall | None) -> Iterator[_
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     for gpu in driver.gpus:
         number = gpu.capability
-        text = f"{gpu.name}, sm_{number}, {gpu.memory / (1 << 30):.0f} GiB"
+        text = f"{gpu.name}, sm_{number}"
         if number in KNOWN:
             yield OK, text
         else:
@@ -329,22 +327,16 @@ def _about_cache(loader: Loader) -> Iterator[_Said]:
     place = root
     while not place.exists():
         place = place.parent
-    status = place.stat()
-    filesystem, network = filesystem_of(place)
     if exists:
         builds = stored(cache)
         size = sum(build.size for build in builds) / (1 << 20)
-        try:
-            owner = pwd.getpwuid(status.st_uid).pw_name
-        except KeyError:
-            owner = f"uid {status.st_uid}"
         yield (
             OK,
-            f"{root}, of {owner}, mode {stat.S_IMODE(status.st_mode):04o}, on {filesystem}: "
-            f"{len(builds)} builds, {size:.1f} MiB",
+            f"{root}, mode {stat.S_IMODE(place.stat().st_mode):04o}: {len(builds)} builds, "
+            f"{size:.1f} MiB",
         )
     else:
-        yield OK, f"{root}, on {filesystem}: the first build creates it"
+        yield OK, f"{root}: the first build creates it"
     if not os.access(place, os.W_OK | os.X_OK):
         yield (
             WARNING,
@@ -355,14 +347,14 @@ def _about_cache(loader: Loader) -> Iterator[_Said]:
     elif exists and not has_locks(root):
         yield (
             WARNING,
-            f"{filesystem} has no locks: two processes may build the same thing, and pruning "
+            "its file system has no locks: two processes may build the same thing, and pruning "
             "removes nothing",
             "Set JITQUANT_CACHE_DIR to a local file system.",
         )
-    if network:
+    if network := shared_file_system(str(place)):
         yield (
             NOTE,
-            f"{filesystem} is reached over the network: hits take longer",
+            f"it is on {network}, which other machines write to: hits take longer",
             "Set JITQUANT_CACHE_DIR to a local file system.",
         )
     free = shutil.disk_usage(place).free
@@ -372,22 +364,6 @@ def _about_cache(loader: Loader) -> Iterator[_Said]:
             f"{free / (1 << 20):.0f} MiB are free there",
             "Free some: `jitquant cache prune --max-size 500M`.",
         )
-
-
-def filesystem_of(path: Path, mounts: str = "/proc/self/mounts") -> tuple[str, bool]:
-    """The type of the file system of ``path``, and whether it is a network file system."""
-    best, kind = "", "an unknown file system"
-    real = os.path.realpath(path)
-    with contextlib.suppress(OSError), open(mounts, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            fields = line.split()
-            if len(fields) < 3:
-                continue
-            point = fields[1].encode().decode("unicode_escape")
-            inside = real == point or real.startswith(point.rstrip("/") + "/")
-            if inside and len(point) >= len(best):
-                best, kind = point, fields[2]
-    return kind, kind.startswith(_NETWORK)
 
 
 def _about_bundles() -> Iterator[_Said]:
@@ -409,14 +385,13 @@ def _about_locks(loader: Loader) -> Iterator[_Said]:
         yield NOTE, f"{owner} is building in the cache; the same build waits"
 
 
-def _about_trial(trial: Future[TrialBuild]) -> Iterator[_Said]:
-    error = trial.exception() or trial.result().error
-    if error is None:
+def _about_trial(trial: Future[float]) -> Iterator[_Said]:
+    try:
         text = "a kernel and its binding were compiled, linked, loaded and called in "
-        yield OK, f"{text}{trial.result().seconds:.1f} s"
-    elif isinstance(error, CompileError):
+        yield OK, f"{text}{trial.result():.1f} s"
+    except CompileError as error:
         yield ERROR, str(error), "Fix what the compiler says."
-    else:
+    except Exception as error:
         yield ERROR, str(error), "See the findings above."
 
 

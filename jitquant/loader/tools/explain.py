@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..request.plan import Request
 from ..store.changes import Change, changes_since, what_changed
-from ..store.match import digests_now, match_entry
+from ..store.match import match_entry
 
 if TYPE_CHECKING:
     from ..core import Loader
@@ -54,12 +54,7 @@ class Explanation:
 
 
 def explain(loader: Loader, request: Request) -> Explanation:
-    """What requesting ``request`` would do now. Compiles and loads nothing.
-
-    Raises:
-        LoaderError, ValueError, TypeError, FileNotFoundError: as
-            :func:`jitquant.loader.get_cuda_module`, if detected before compiling.
-    """
+    """What requesting ``request`` would do now. Compiles and loads nothing."""
     wanted = loader.look_up(request)
     build, refused = loader.search_bundles(wanted)
     explanation = partial(
@@ -84,15 +79,14 @@ def explain(loader: Loader, request: Request) -> Explanation:
         match_entry(plan, loader.hasher, entry) == "search path"
         for _, entry in loader.cache().candidates(plan.level1)
     )
-    now = digests_now(plan, loader.hasher, (record or {}).get("headers", {}))
     return explanation(
         state="miss",
         reason=(
             "an included name is now found in another directory first"
             if shadowed
-            else what_changed(record, plan.inputs, now)
+            else what_changed(record, plan, loader.hasher)
         ),
-        changes=changes_since(record, plan.inputs, now) if record else [],
+        changes=changes_since(record, plan, loader.hasher) if record else [],
         key=plan.level1,
         last=_last_build(record) if record else None,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..compile.commands import compiler_environment, make_units
-from ..compile.usage import KernelUsage, usage_from
+from ..compile.usage import KernelUsage
 from ..diagnostics import compile_error
 from ..errors import LoaderError, ToolNotFoundError, extra
 from ..machine.scratch import scratch
 from ..machine.symbols import demangle
-from ..machine.toolchain import wheel_roots
+from ..machine.toolchain import program_places
 from ..request.plan import Plan, Request, Wanted
 
 if TYPE_CHECKING:
@@ -58,11 +57,13 @@ def find_tool(name: str, env: Mapping[str, str] = os.environ) -> str:
     """The path of ``cuobjdump`` or ``nvdisasm``; a newer one reads the code of older compilers.
 
     Order: ``CUDA_HOME``, ``CUDA_PATH``, the PyPI wheels, ``PATH``, ``/usr/local/cuda``, triton.
-
-    Raises:
-        ToolNotFoundError: none of these has it.
     """
-    for path in _places(name, env):
+    places = [path for path, _ in program_places(name, env)]
+    # triton brings its own, for what it compiles itself.
+    spec = importlib.util.find_spec("triton")
+    for directory in (spec.submodule_search_locations or ()) if spec else ():
+        places.append(os.path.join(directory, "backends", "nvidia", "bin", name))
+    for path in places:
         if os.path.isfile(path) and os.access(path, os.X_OK):
             return path
     raise ToolNotFoundError(
@@ -71,54 +72,19 @@ def find_tool(name: str, env: Mapping[str, str] = os.environ) -> str:
     )
 
 
-def _places(name: str, env: Mapping[str, str]) -> Iterator[str]:
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if env.get(variable):
-            yield os.path.join(env[variable], "bin", name)
-    for root in wheel_roots():
-        for package in sorted(os.listdir(root), reverse=True):
-            yield os.path.join(root, package, "bin", name)
-    yield shutil.which(name, path=env.get("PATH")) or ""
-    yield os.path.join("/usr/local/cuda/bin", name)
-    # triton brings its own, for what it compiles itself.
-    spec = importlib.util.find_spec("triton")
-    for directory in (spec.submodule_search_locations or ()) if spec else ():
-        yield os.path.join(directory, "backends", "nvidia", "bin", name)
-
-
 def build_of(loader: Loader, request: Request) -> Build:
-    """The build that ``request`` would load: from a bundle, from the cache, or a new one.
-
-    Raises:
-        LoaderError, ValueError, TypeError, FileNotFoundError: as
-            :func:`jitquant.loader.get_cuda_module`.
-    """
+    """The build that ``request`` would load: from a bundle, from the cache, or a new one."""
     return loader.search_bundles(loader.look_up(request))[0] or loader.ensure(request)
 
 
 def kernels_of(build: Build) -> list[KernelUsage]:
-    """The resources of each kernel of a build, as the assembler reported them.
-
-    Raises:
-        LoaderError: the build is too old to have stored them.
-    """
-    found = usage_from(build.entry.info)
-    if found is None:
-        raise LoaderError(
-            f"module {build.entry.name!r}: the build in {build.library.parent} does not say what "
-            "its kernels take; an older jitquant made it. Remove that directory (or run "
-            "`jitquant cache clear`) and build it again."
-        )
+    """The resources of each kernel of a build, as the assembler reported them."""
+    found = [KernelUsage(**kernel) for kernel in build.entry.info["kernels"]]
     return sorted(found, key=lambda usage: (usage.name, usage.arch))
 
 
 def sass(loader: Loader, request: Request) -> list[Code]:
-    """The machine code of ``request``, for each architecture that its build has.
-
-    Raises:
-        ToolNotFoundError: cuobjdump or nvdisasm is missing.
-        LoaderError: one of them fails, or as :func:`build_of`.
-    """
+    """The machine code of ``request``, for each architecture that its build has."""
     cuobjdump, nvdisasm = find_tool("cuobjdump"), find_tool("nvdisasm")
     build = build_of(loader, request)
     found: list[Code] = []
@@ -135,9 +101,6 @@ def ptx(plan: Plan) -> list[Code]:
     """The PTX that the sources of ``plan`` are compiled to, for each architecture.
 
     A build contains only machine code, so the device half is compiled again, with the same flags.
-
-    Raises:
-        CompileError: it does not compile.
     """
     found: list[Code] = []
     with scratch("ptx") as place:

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..compile.commands import compiler_environment, linker_flags, make_units
@@ -21,7 +20,7 @@ from ..diagnostics import compile_error
 from ..errors import LoaderError
 from ..machine.processes import Command, default_jobs, run_side_by_side
 from ..machine.scratch import scratch
-from ..machine.torch_install import TorchInstall, torch_install
+from ..machine.torch_install import torch_install
 from ..request.plan import Plan, Request
 
 _KERNEL = """\
@@ -40,71 +39,46 @@ extern "C" int jitquant_trial() {
 """
 #: The device type of the CPU is 0.
 _ANSWER = 42
-#: Loads torch's libraries while the compilers run, then the library that is named on stdin.
-_LOAD = """\
-import ctypes, sys
-ctypes.CDLL(sys.argv[1])
-path = sys.stdin.readline().rstrip("\\n")
-if path:
-    print(ctypes.CDLL(path).jitquant_trial())
-"""
+_LOAD = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).jitquant_trial())"
 _SECONDS = 120.0
 _NAME = "jitquant_trial"
 
 
-@dataclass(frozen=True)
-class TrialBuild:
-    """The result; ``error`` is ``None`` if builds work."""
-
-    seconds: float
-    error: LoaderError | OSError | None
-
-
-def try_build(plan_of: Callable[[Request], Plan]) -> TrialBuild:
-    """Compile, link, load and call a small kernel. Leaves no files behind.
+def try_build(plan_of: Callable[[Request], Plan]) -> float:
+    """Compile, link, load and call a small kernel. Leaves no files behind. Returns the seconds.
 
     Raises:
         ValueError: a setting is not valid.
+        LoaderError, OSError: builds do not work.
     """
     started = time.monotonic()
-    error: LoaderError | OSError | None = None
     with scratch("trial") as directory:
-        (directory / "trial.cu").write_text(_KERNEL)
-        (directory / "trial.cpp").write_text(_BINDING)
         sources = (directory / "trial.cu", directory / "trial.cpp")
+        for source, text in zip(sources, (_KERNEL, _BINDING), strict=True):
+            source.write_text(text)
+        library = _compile_and_link(plan_of(Request(_NAME, sources)), directory)
+        argv = [sys.executable, "-I", "-S", "-c", _LOAD, str(library)]
         try:
-            _build_and_call(plan_of(Request(_NAME, sources)), directory)
-        except (LoaderError, OSError) as caught:
-            error = caught
-    return TrialBuild(time.monotonic() - started, error)
-
-
-def _build_and_call(plan: Plan, directory: Path) -> None:
-    torch = torch_install()
-    argv = [sys.executable, "-I", "-S", "-c", _LOAD, f"{torch.library_dir}/libtorch_cpu.so"]
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    ) as process:
-        try:
-            library = _compile_and_link(plan, torch, directory)
-            out, said = process.communicate(f"{library}\n", timeout=_SECONDS)
+            done = subprocess.run(
+                argv,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_SECONDS,
+                check=False,
+            )
         except subprocess.TimeoutExpired as error:
             raise LoaderError(
                 f"the library was built and does not load within {_SECONDS:.0f} s"
             ) from error
-        finally:
-            process.kill()
-    if process.returncode != 0 or out.strip() != str(_ANSWER):
-        last = (said.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-        raise LoaderError(f"the library was built but does not load: {last}")
+        if done.returncode != 0 or done.stdout.strip() != str(_ANSWER):
+            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise LoaderError(f"the library was built but does not load: {last}")
+    return time.monotonic() - started
 
 
-def _compile_and_link(plan: Plan, torch: TorchInstall, directory: Path) -> Path:
+def _compile_and_link(plan: Plan, directory: Path) -> Path:
+    torch = torch_install()
     units = make_units(plan, _NAME, directory)
     library = directory / f"{_NAME}.so"
     link = Command(

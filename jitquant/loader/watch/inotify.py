@@ -62,13 +62,12 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def reports_events(directory: str) -> bool:
-    """Whether every change below ``directory`` creates an event on this machine."""
-    libc = _libc()
+def shared_file_system(directory: str) -> str:
+    """The file system of ``directory`` if others may change it without an event here, else ""."""
     result = (ctypes.c_long * 64)()  # struct statfs begins with f_type; 120 bytes of it are used
-    if libc.statfs(os.fsencode(directory), result) != 0:
-        return False
-    return (result[0] & 0xFFFFFFFF) not in _SILENT
+    if _libc().statfs(os.fsencode(directory), result) != 0:
+        return "an unknown file system"
+    return _SILENT.get(result[0] & 0xFFFFFFFF, "")
 
 
 #: Directories, each with the events of it that matter.
@@ -129,7 +128,7 @@ class Watcher:
             return all(self._add(directory, mask, installed) for directory, mask in places)
 
     def _add(self, directory: str, mask: int, installed: bool) -> bool:
-        if self._poll is None or self._libc is None or not reports_events(directory):
+        if self._poll is None or self._libc is None or shared_file_system(directory):
             return False
         done = self._libc.inotify_add_watch(
             self._descriptor, os.fsencode(directory), ctypes.c_uint32(mask | _MASK_ADD)

@@ -16,19 +16,42 @@ inline LaunchShape cluster_shape(int cluster, int64_t blocks) {
   return {cluster, threads < 32 ? 32 : threads, Start::kOverlapped, cluster};
 }
 
-// The maximum threads of a block whose cluster holds a row: several such blocks fit on an SM.
-constexpr int kClusterRowThreads = 256;
+// The threads of a block whose cluster holds a row: several such blocks fit on an SM.
+constexpr int kClusterRowThreads = 256, kFewestClusterRowThreads = 128;
 
 #ifndef __CUDACC_RTC__
-// For rows of `threads` threads each, with a cluster per row. One block: not for this device or
-// this many threads.
-inline LaunchShape cluster_rows(int64_t rows, int64_t threads) {
+// Whether a cluster holds each row, of `threads` threads.
+inline bool cluster_holds(int64_t rows, int64_t threads) {
+  return rows > 0 && rows < 1 << 28 && threads > kClusterRowThreads &&
+         threads <= kClusterBlocks * kClusterRowThreads && device_traits().major >= 9;
+}
+// For such rows: the clusters of which the most fit on the device, where an SM holds `warps` of
+// their kernel. A size between two powers of two often fits better: 28672 columns fill seven blocks
+// of 128 threads, eight of which fill an SM of 32 warps; of four blocks of 224 it holds four.
+inline LaunchShape cluster_rows(int64_t rows, int64_t threads, int warps) {
+  constexpr int kParts = 840;  // of a row; all sizes divide it
   LaunchShape shape = {rows, 0, Start::kOverlapped};
-  if (rows == 0 || rows >= 1 << 28 || threads > 1024 || device_traits().major < 9) return shape;
-  while (shape.cluster * kClusterRowThreads < threads) shape.cluster *= 2;
-  shape.grid *= shape.cluster;
-  shape.block = static_cast<int>(((threads + shape.cluster - 1) / shape.cluster + 31) / 32 * 32);
+  int most = -1;
+  for (int blocks = 2; blocks <= kClusterBlocks; ++blocks) {
+    const int block = static_cast<int>((threads + 32 * blocks - 1) / (32 * blocks)) * 32;
+    if (block < kFewestClusterRowThreads || block > kClusterRowThreads) continue;
+    const int held = warps * 32 / block * (kParts / blocks);
+    if (held <= most) continue;
+    most = held;
+    shape.grid = rows * blocks, shape.block = block, shape.cluster = blocks;
+  }
   return shape;
+}
+// How a kernel is launched for a cluster per row.
+struct ClusterRows {
+  LaunchShape shape;
+  int at_once;  // rows whose clusters fit on the device together
+};
+template <auto kKernel>
+ClusterRows clusters_of(int64_t rows, int64_t threads) {
+  const int warps = blocks_per_sm<kKernel>(128, 0) * 4;  // that fit on an SM
+  const LaunchShape shape = cluster_rows(rows, threads, warps);
+  return {shape, warps * 32 / shape.block * sm_count() / shape.cluster};
 }
 #endif
 
@@ -73,41 +96,6 @@ __device__ __forceinline__ void store_in_block(float* shared, uint32_t rank, flo
   *static_cast<float*>(__cluster_map_shared_rank(shared, rank)) = x;
 #endif
 }
-
-// The threads of the thread blocks of a cluster, which reduce together (reduce.cuh). `blocks` of
-// them, at most 16, in a grid of one dimension. Constructed at the start of a kernel: by the time
-// begin() waits for them, all other blocks have long started.
-class ClusterTeam {
- public:
-  static constexpr bool kCluster = true;
-
-  __device__ __forceinline__ explicit ClusterTeam(int blocks)
-      : blocks_(blocks), rank_(static_cast<int>(blockIdx.x % static_cast<uint32_t>(blocks))) {
-    cluster_arrive_relaxed();
-  }
-  __device__ __forceinline__ uint32_t blocks() const { return blocks_; }
-  __device__ __forceinline__ int threads() const { return blocks_ * static_cast<int>(blockDim.x); }
-  __device__ __forceinline__ int thread() const {
-    return rank_ * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
-  }
-  __device__ __forceinline__ int warps() const { return threads() >> 5; }
-  __device__ __forceinline__ int warp() const { return thread() >> 5; }
-  __device__ __forceinline__ void begin() {
-    if (!all_started_) cluster_wait();
-    all_started_ = true;
-  }
-  __device__ __forceinline__ void put(float* to, int lane, float x) const {
-    if (lane < blocks_) store_in_block(to, static_cast<uint32_t>(lane), x);
-  }
-  __device__ __forceinline__ void sync() {
-    cluster_arrive();
-    cluster_wait();
-  }
-
- private:
-  int blocks_, rank_;
-  bool all_started_ = false;
-};
 
 // Floats that another block of the cluster writes to this block's shared memory. An mbarrier counts
 // their bytes when they arrive, so neither block needs a fence.
@@ -160,15 +148,17 @@ class Inbox {
                  : "memory");
 #endif
   }
-  // Called by all threads: waits for all bytes of a phase. `parity` is 0 for the first one.
+  // Called by all threads: waits for all bytes of a phase. `parity` is 0 for the first one. The
+  // fence is for shared memory alone: one for all memory would drop what the L1 cache has.
   __device__ __forceinline__ void wait(uint32_t parity) const {
 #if defined(__CUDA_ARCH__)
     asm volatile(
         "{\n"
         " .reg .pred done;\n"
         "again:\n"
-        " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        " mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n"
         " @!done bra again;\n"
+        " fence.acquire.sync_restrict::shared::cluster.cluster;\n"
         "}" ::"r"(address(barrier_)),
         "r"(parity)
         : "memory");
@@ -185,6 +175,73 @@ class Inbox {
   }
 #endif
   uint64_t* const barrier_;
+};
+
+// The threads of the thread blocks of a cluster, which reduce together (reduce.cuh), at most twice.
+// `blocks` of them, in a grid of one dimension. By the time begin() waits for them, all other
+// blocks have long started. There is no barrier after that: its fence would wait for all stores of
+// a thread, and drop what the L1 cache has.
+class ClusterTeam {
+ public:
+  static constexpr bool kCluster = true;
+  static constexpr int kMostWarps = kClusterBlocks * kClusterRowThreads / 32;
+  struct Mail {
+    uint64_t barriers[2];
+  };
+
+  __device__ __forceinline__ explicit ClusterTeam(int blocks) : blocks_(blocks) {
+#if defined(__CUDA_ARCH__)  // two divisions less
+    asm("mov.u32 %0, %%clusterid.x;" : "=r"(index_));
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank_));
+#else
+    index_ = blockIdx.x / static_cast<uint32_t>(blocks);
+    rank_ = static_cast<int>(blockIdx.x % static_cast<uint32_t>(blocks));
+#endif
+  }
+  __device__ __forceinline__ void open(Mail& mail) {
+    mail_ = &mail;
+    if (threadIdx.x == 0) {
+      for (uint64_t& barrier : mail.barriers) Inbox(&barrier).open();
+    }
+    __syncwarp();
+    cluster_arrive_relaxed();
+  }
+  __device__ __forceinline__ uint32_t index() const { return index_; }
+  // Prefetches what this thread block would hold of row r, of `width` blocks of values, `each` per
+  // thread. While the cluster reduces, memory brings the row of the cluster that will replace it.
+  template <int kEach, class Source>
+  __device__ __forceinline__ void prefetch(const Source& source, uint32_t r, int width) const {
+    if (threadIdx.x != 0 || r >= source.rows) return;
+    const int first = kEach * thread(), share = kEach * static_cast<int>(blockDim.x);
+    if (first < width) source.prefetch_part(source.row(r), first, min(share, width - first));
+  }
+  __device__ __forceinline__ int threads() const { return blocks_ * static_cast<int>(blockDim.x); }
+  __device__ __forceinline__ int thread() const {
+    return rank_ * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+  }
+  __device__ __forceinline__ int warps() const { return threads() >> 5; }
+  __device__ __forceinline__ int warp() const { return thread() >> 5; }
+  __device__ __forceinline__ void begin() {
+    if (!all_started_) cluster_wait();
+    all_started_ = true;
+  }
+  __device__ __forceinline__ void put(float* to, int lane, float x) const {
+    const float alone[1] = {x};
+    if (lane < blocks_) inbox().send(to, static_cast<uint32_t>(lane), alone);
+  }
+  __device__ __forceinline__ void sync(int count) {
+    if (threadIdx.x == 0) inbox().expect(static_cast<uint32_t>(count) * sizeof(float));
+    inbox().wait(0);
+    ++turn_;
+  }
+
+ private:
+  __device__ __forceinline__ Inbox inbox() const { return Inbox(mail_->barriers + turn_); }
+
+  uint32_t index_;
+  int blocks_, rank_, turn_ = 0;
+  bool all_started_ = false;
+  Mail* mail_;
 };
 
 // The maximum over such a grid, once, through the shared memory of its blocks. Constructed at the
@@ -219,7 +276,6 @@ class ClusterMax {
 struct ClusterTeam : BlockTeam {
   ClusterTeam() = default;
   __device__ explicit ClusterTeam(int) {}
-  static __device__ uint32_t blocks() { return 1; }
 };
 #endif
 

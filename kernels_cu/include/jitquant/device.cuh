@@ -17,6 +17,10 @@
 namespace jitquant {
 
 #ifndef __CUDACC_RTC__
+// What a launcher returns if its library was built without the kernels that a call needs. The
+// caller then takes a wider part of the module (Op.part in jitquant/ops/schema.py).
+constexpr cudaError_t kLacksKernels = cudaErrorInvalidDeviceFunction;
+
 struct DeviceTraits {
   int sms;
   int major;  // of the compute capability

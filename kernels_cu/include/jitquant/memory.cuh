@@ -170,6 +170,12 @@ __device__ __forceinline__ void prefetch_block(const T* p, int64_t count) {
   }
 }
 
+// Prefetches `count` blocks of a row at p that is aligned to 16 bytes.
+template <class T>
+__device__ __forceinline__ void prefetch_blocks(const T* p, int block, int count) {
+  prefetch_bulk(p + block * 16, count * static_cast<int>(sizeof(Block<T>)));
+}
+
 // Sixteen elements from p, of which the first `count` exist; the others are zero. p is aligned to
 // an element. Loads them one by one, all in flight together.
 template <class T>

@@ -60,9 +60,21 @@ __device__ __forceinline__ float spread_lanes_amax(float b) {
   return b;
 }
 
+// The larger of two numbers that are not negative, or NaN: they compare as integers.
+__device__ __forceinline__ float larger_magnitude(float a, float b) {
+  return bits_float(max(float_bits(a), float_bits(b)));
+}
+
 // The threads that reduce together: those of a thread block. cluster.cuh has those of a cluster.
 struct BlockTeam {
   static constexpr bool kCluster = false;
+  static constexpr int kMostWarps = 32;
+  struct Mail {};  // what put() and sync() need in shared memory
+
+  // Called by all threads, at the start of a kernel.
+  static __device__ __forceinline__ void open(Mail&) {}
+  // Among the teams of the grid.
+  static __device__ __forceinline__ uint32_t index() { return blockIdx.x; }
   static __device__ __forceinline__ int threads() { return blockDim.x; }
   static __device__ __forceinline__ int thread() { return threadIdx.x; }
   static __device__ __forceinline__ int warps() { return blockDim.x >> 5; }
@@ -73,7 +85,8 @@ struct BlockTeam {
   static __device__ __forceinline__ void put(float* to, int lane, float x) {
     if (lane == 0) *to = x;
   }
-  static __device__ __forceinline__ void sync() { __syncthreads(); }
+  // Waits until all that was put since the last time, `count` floats, is there.
+  static __device__ __forceinline__ void sync(int) { __syncthreads(); }
 };
 
 // Reductions over a team. All its threads call them together and get the result. They alternate
@@ -81,10 +94,14 @@ struct BlockTeam {
 template <class Team>
 class TeamReduce {
  public:
-  using Scratch = float[2][32];
+  struct Scratch : Team::Mail {
+    float maxima[2][Team::kMostWarps];
+  };
 
   __device__ __forceinline__ explicit TeamReduce(Scratch& scratch, const Team& team = {})
-      : scratch_(scratch), team_(team) {}
+      : maxima_(scratch.maxima), team_(team) {
+    team_.open(scratch);
+  }
 
   __device__ __forceinline__ float max(float x) {
     x = warp_max(x);
@@ -100,27 +117,24 @@ class TeamReduce {
   // warp, are enough for most blocks.
   __device__ __forceinline__ int lanes() const { return warps() <= 8 ? 8 : 32; }
 
-  // Writes this warp's result. Each of the first lanes gets the result of one warp, or zero.
-  __device__ __forceinline__ float exchange(float x) {
-    float* const buffer = scratch_[turn_];
+  // Writes this warp's result, a magnitude. Each of the first lanes gets the larger result of at
+  // most two warps, or zero. `others` floats were put before.
+  __device__ __forceinline__ float exchange(float x, int others = 0) {
+    float* const buffer = maxima_[turn_];
     turn_ ^= 1;
     team_.begin();
     team_.put(buffer + team_.warp(), lane(), x);
-    team_.sync();
-    const int warp = lane() & (lanes() - 1);
-    return warp < warps() ? buffer[warp] : 0.0f;
+    team_.sync(others + warps());
+    const auto of = [&](int warp) { return warp < warps() ? buffer[warp] : 0.0f; };
+    if constexpr (Team::kMostWarps > 32) return larger_magnitude(of(lane()), of(lane() + 32));
+    return of(lane() & (lanes() - 1));
   }
 
-  Scratch& scratch_;
+  float (&maxima_)[2][Team::kMostWarps];
   Team team_;
   int turn_ = 0;
 };
 using BlockReduce = TeamReduce<BlockTeam>;
-
-// The larger of two numbers that are not negative, or NaN: they compare as integers.
-__device__ __forceinline__ float larger_magnitude(float a, float b) {
-  return bits_float(max(float_bits(a), float_bits(b)));
-}
 
 // The maximum of `count` amaxes in memory, by all threads of a block. kFresh: other thread blocks
 // of this launch wrote them. kBlock: the number of threads, if it is known: then several loads are
@@ -176,16 +190,21 @@ __device__ __forceinline__ float chunk_sum(const float (&x)[1]) {
   }
   return sum;
 }
-// The sums of two chunks: lanes 16 to 31 get the second.
-__device__ __forceinline__ float chunk_sum(const float (&x)[2]) {
-  const bool second = threadIdx.x & 16;
-  const float mine = second ? x[1] : x[0], other = second ? x[0] : x[1];
-  float sum = add_rn(mine, __shfl_xor_sync(0xffffffffu, other, 16));
+// The sums of a and of b over 2 * kHalf neighboring lanes: the second half of them gets that of b.
+template <int kHalf>
+__device__ __forceinline__ float sums_of_two(float a, float b) {
+  const bool second = threadIdx.x & kHalf;
+  const float mine = second ? b : a, other = second ? a : b;
+  float sum = add_rn(mine, __shfl_xor_sync(0xffffffffu, other, kHalf));
 #pragma unroll
-  for (int offset = 8; offset > 0; offset >>= 1) {
+  for (int offset = kHalf / 2; offset > 0; offset >>= 1) {
     sum = add_rn(sum, __shfl_xor_sync(0xffffffffu, sum, offset));
   }
   return sum;
+}
+// The sums of two chunks: lanes 16 to 31 get the second.
+__device__ __forceinline__ float chunk_sum(const float (&x)[2]) {
+  return sums_of_two<16>(x[0], x[1]);
 }
 
 constexpr int kChunkSums = 64;
@@ -206,22 +225,29 @@ __device__ __forceinline__ float sum_of_chunks(const float (&sums)[kChunkSums], 
   return chunk_sum(both);
 }
 
-// Scratch memory for the sum of a row's squares and the maximum of its values.
-struct RowScratch {
-  BlockReduce::Scratch maxima;
-  alignas(16) float sums[2][kChunkSums];
-};
+// The same of up to twice as many, which nothing follows.
+__device__ __forceinline__ float sum_of_chunks(const float (&sums)[2 * kChunkSums], int count) {
+  const auto of = [&](int chunk) { return chunk < count ? sums[chunk] : 0.0f; };
+  const int lane = threadIdx.x & 31;
+  const float all[1] = {add_rn(add_rn(of(lane), of(lane + kChunkSums)),
+                               add_rn(of(lane + 32), of(lane + 32 + kChunkSums)))};
+  return chunk_sum(all);
+}
 
 // That sum and maximum, over a team.
 template <class Team>
 class TeamRowReduce : public TeamReduce<Team> {
+  static constexpr int kSums = 2 * Team::kMostWarps;
+
  public:
-  using Scratch = RowScratch;
+  struct Scratch : TeamReduce<Team>::Scratch {
+    alignas(16) float sums[2][kSums];
+  };
 
   // For threads with kBlocks blocks each, or with any number if kBlocks is 0.
   template <int kBlocks>
   static __device__ __forceinline__ TeamRowReduce of(Scratch& scratch, const Team& team = {}) {
-    if (kBlocks > 0) {
+    if (kBlocks > 0 && !Team::kCluster) {
       const int first = kBlocks * team.warps() + static_cast<int>(threadIdx.x);
       for (int i = first; i < kChunkSums; i += blockDim.x) {
         scratch.sums[0][i] = scratch.sums[1][i] = 0.0f;
@@ -264,12 +290,12 @@ class TeamRowReduce : public TeamReduce<Team> {
   __device__ __forceinline__ float sum(int count = kChunkSums) {
     const int turn = turn_;
     turn_ ^= 1;
-    team_.sync();
+    team_.sync(count);
     return sum_of_chunks(sums_[turn], count);
   }
   __device__ __forceinline__ float2 sum_and_max(float max, int count = kChunkSums) {
     const int turn = turn_;
-    const float most = warp_max(exchange(warp_max(max)));
+    const float most = warp_max(exchange(warp_max(max), count));
     return {sum_of_chunks(sums_[turn], count), most};
   }
 
@@ -282,7 +308,7 @@ class TeamRowReduce : public TeamReduce<Team> {
   using Base::warps;
 
   __device__ __forceinline__ TeamRowReduce(Scratch& scratch, const Team& team)
-      : Base(scratch.maxima, team), sums_(scratch.sums) {}
+      : Base(scratch, team), sums_(scratch.sums) {}
 
   template <int kBlocks>
   static __device__ __forceinline__ float of_one_warp(float sum) {
@@ -298,12 +324,11 @@ class TeamRowReduce : public TeamReduce<Team> {
     }
   }
 
-  float (&sums_)[2][kChunkSums];
+  float (&sums_)[2][kSums];
 };
 using RowReduce = TeamRowReduce<BlockTeam>;
 
-// Some neighboring lanes of a warp, 2^log2 of them, which hold a row of at most 64 blocks: two
-// each.
+// Some neighboring lanes of a warp, 2^log2 of them, which hold a row: up to three blocks each.
 struct LaneTeam {
   static constexpr bool kCluster = false;
   int log2;
@@ -329,21 +354,33 @@ class LaneReduce {
     }
     return bits_float(most);
   }
-  // The blocks of a row shorter than a chunk are added like those of a chunk, as far as there are
-  // any.
-  __device__ __forceinline__ float sum(const float (&squares)[2]) const {
-    if (team_.log2 == 5) {
-      const float half = chunk_sum(squares);
+  // Each lane has the squares of blocks t, t + threads, ...
+  template <int kBlocks>
+  __device__ __forceinline__ float sum(const float (&squares)[kBlocks]) const {
+    static_assert(kBlocks <= 3, "more are in another order");
+    constexpr int kSecond = kBlocks > 1 ? 1 : 0, kThird = kBlocks > 2 ? 2 : 0;
+    if (kBlocks > 1 && team_.log2 == 5) {  // up to three chunks
+      float half = sums_of_two<16>(squares[0], squares[kSecond]);
+      if (kBlocks > 2) half = add_rn(half, sums_of_two<16>(squares[kThird], 0.0f));
       return add_rn(half, __shfl_xor_sync(0xffffffffu, half, 16));
     }
-    float sum = add_rn(squares[0], squares[1]);
+    if (kBlocks > 2 && team_.log2 == 4) {  // a chunk and a half
+      const float half = sums_of_two<8>(add_rn(squares[0], squares[kSecond]), squares[kThird]);
+      return add_rn(half, __shfl_xor_sync(0xffffffffu, half, 8));
+    }
+    // The blocks of a row shorter than a chunk are added like those of a chunk, as far as there are
+    // any.
+    float sum = squares[0];
+    if (kBlocks > 2) sum = add_rn(sum, squares[kThird]);
+    if (kBlocks > 1) sum = add_rn(sum, squares[kSecond]);
 #pragma unroll 1
     for (int offset = team_.threads() >> 1; offset > 0; offset >>= 1) {
       sum = add_rn(sum, __shfl_xor_sync(0xffffffffu, sum, offset));
     }
     return sum;
   }
-  __device__ __forceinline__ float2 sum_and_max(const float (&squares)[2], float max) const {
+  template <int kBlocks>
+  __device__ __forceinline__ float2 sum_and_max(const float (&squares)[kBlocks], float max) const {
     return {sum(squares), this->max(max)};
   }
 

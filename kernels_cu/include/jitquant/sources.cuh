@@ -6,6 +6,8 @@
 //   Value value(fetched, row, block) the block; zeros past the last column
 //   prefetch(row, block)             prefetches the same into L2; not for NormalizedSource.
 //                                    prefetch<true>: the block is whole
+//   prefetch_part(row, block, count) the same for some whole blocks of the row, if a cluster may
+//                                    hold its rows; by one thread
 //   Fetched refetch(row, block)      loads the same value again
 //   whole()                          all blocks are whole and aligned to 16 bytes; fetch, value and
 //                                    refetch have a bool template argument that is true only then
@@ -111,6 +113,9 @@ struct PlainSource {
   template <bool kWhole = false>
   __device__ __forceinline__ void prefetch(Row p, int64_t block) const {
     prefetch_block(p + block * 16, kWhole ? 16 : cols - block * 16);
+  }
+  __device__ __forceinline__ void prefetch_part(Row p, int block, int count) const {
+    prefetch_blocks(p, block, count);
   }
   template <bool kWhole>
   __device__ __forceinline__ Fetched refetch(Row p, int64_t block) const {
@@ -243,6 +248,9 @@ struct DeinterleaveSource {
     prefetch_block(gate + first, count);
     prefetch_block(gate + first + 16, count - 16);
   }
+  __device__ __forceinline__ void prefetch_part(Row gate, int block, int count) const {
+    prefetch_blocks(gate, 2 * block, 2 * count);
+  }
   template <bool kWhole>
   __device__ __forceinline__ Fetched fetch(Row gate, int64_t block) const {
     const T* up = gate + run;
@@ -331,6 +339,10 @@ struct ResidualSource {
   __device__ __forceinline__ void prefetch(const Row& p, int64_t block) const {
     prefetch_block(p.x + block * 16, cols - block * 16);
     prefetch_block(p.residual + block * 16, cols - block * 16);
+  }
+  __device__ __forceinline__ void prefetch_part(const Row& p, int block, int count) const {
+    prefetch_blocks(p.x, block, count);
+    prefetch_blocks(static_cast<const T*>(p.residual), block, count);
   }
   template <bool kWhole>
   __device__ __forceinline__ Fetched fetch(const Row& p, int64_t block) const {

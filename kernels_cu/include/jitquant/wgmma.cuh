@@ -136,142 +136,73 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
          static_cast<uint64_t>((shared & 0x3ffff) >> 4);
 }
 
-#define JITQUANT_SUMS_16(d, i)                                                                \
+// The sums as operands of asm, and their names there.
+#define JITQUANT_SUMS(i)                                                                      \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]),        \
       "+f"(d[i + 11]), "+f"(d[i + 12]), "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
-#define JITQUANT_WGMMA_32(types)                                                 \
-  asm volatile(                                                                  \
-      "{\n"                                                                      \
-      " .reg .pred add;\n"                                                       \
-      " setp.ne.b32 add, %21, 0;\n"                                              \
-      " wgmma.mma_async.sync.aligned.m64n32" types                               \
-      " "                                                                        \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, " \
-      "{%16, %17, %18, %19}, %20, add, 1, 1, 0"                                  \
-      ";\n"                                                                      \
-      "}"                                                                        \
-      : JITQUANT_SUMS_16(d, 0)                                                   \
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
-#define JITQUANT_WGMMA_64(types)                                                          \
-  asm volatile(                                                                           \
-      "{\n"                                                                               \
-      " .reg .pred add;\n"                                                                \
-      " setp.ne.b32 add, %37, 0;\n"                                                       \
-      " wgmma.mma_async.sync.aligned.m64n64" types                                        \
-      " "                                                                                 \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
-      "{%32, %33, %34, %35}, %36, add, 1, 1, 0"                                           \
-      ";\n"                                                                               \
-      "}"                                                                                 \
-      : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16)                                   \
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
-#define JITQUANT_WGMMA_128(types)                                                         \
-  asm volatile(                                                                           \
-      "{\n"                                                                               \
-      " .reg .pred add;\n"                                                                \
-      " setp.ne.b32 add, %69, 0;\n"                                                       \
-      " wgmma.mma_async.sync.aligned.m64n128" types                                       \
-      " "                                                                                 \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
-      "{%64, %65, %66, %67}, %68, add, 1, 1, 0"                                           \
-      ";\n"                                                                               \
-      "}"                                                                                 \
-      : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),         \
-        JITQUANT_SUMS_16(d, 48)                                                           \
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
-#define JITQUANT_WGMMA_160(types)                                                         \
-  asm volatile(                                                                           \
-      "{\n"                                                                               \
-      " .reg .pred add;\n"                                                                \
-      " setp.ne.b32 add, %85, 0;\n"                                                       \
-      " wgmma.mma_async.sync.aligned.m64n160" types                                       \
-      " "                                                                                 \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "  \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, " \
-      "{%80, %81, %82, %83}, %84, add, 1, 1, 0"                                           \
-      ";\n"                                                                               \
-      "}"                                                                                 \
-      : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),         \
-        JITQUANT_SUMS_16(d, 48), JITQUANT_SUMS_16(d, 64)                                  \
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
-#define JITQUANT_WGMMA_192(types)                                                         \
-  asm volatile(                                                                           \
-      "{\n"                                                                               \
-      " .reg .pred add;\n"                                                                \
-      " setp.ne.b32 add, %101, 0;\n"                                                      \
-      " wgmma.mma_async.sync.aligned.m64n192" types                                       \
-      " "                                                                                 \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "  \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "  \
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, " \
-      "{%96, %97, %98, %99}, %100, add, 1, 1, 0"                                          \
-      ";\n"                                                                               \
-      "}"                                                                                 \
-      : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),         \
-        JITQUANT_SUMS_16(d, 48), JITQUANT_SUMS_16(d, 64), JITQUANT_SUMS_16(d, 80)         \
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
-#define JITQUANT_WGMMA_256(types)                                                                  \
-  asm volatile(                                                                                    \
-      "{\n"                                                                                        \
-      " .reg .pred add;\n"                                                                         \
-      " setp.ne.b32 add, %133, 0;\n"                                                               \
-      " wgmma.mma_async.sync.aligned.m64n256" types                                                \
-      " "                                                                                          \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                    \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "           \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "           \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "           \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "           \
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
-      "%111, "                                                                                     \
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
-      "%127}, "                                                                                    \
-      "{%128, %129, %130, %131}, %132, add, 1, 1, 0"                                               \
-      ";\n"                                                                                        \
-      "}"                                                                                          \
-      : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),                  \
-        JITQUANT_SUMS_16(d, 48), JITQUANT_SUMS_16(d, 64), JITQUANT_SUMS_16(d, 80),                 \
-        JITQUANT_SUMS_16(d, 96), JITQUANT_SUMS_16(d, 112)                                          \
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
+#define JITQUANT_SUMS_16 JITQUANT_SUMS(0)
+#define JITQUANT_SUMS_32 JITQUANT_SUMS_16, JITQUANT_SUMS(16)
+#define JITQUANT_SUMS_64 JITQUANT_SUMS_32, JITQUANT_SUMS(32), JITQUANT_SUMS(48)
+#define JITQUANT_SUMS_80 JITQUANT_SUMS_64, JITQUANT_SUMS(64)
+#define JITQUANT_SUMS_96 JITQUANT_SUMS_80, JITQUANT_SUMS(80)
+#define JITQUANT_SUMS_128 JITQUANT_SUMS_96, JITQUANT_SUMS(96), JITQUANT_SUMS(112)
+#define JITQUANT_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define JITQUANT_NAMES_32 \
+  JITQUANT_NAMES_16       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define JITQUANT_NAMES_64                                                            \
+  JITQUANT_NAMES_32                                                                  \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define JITQUANT_NAMES_80 \
+  JITQUANT_NAMES_64       \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define JITQUANT_NAMES_96 \
+  JITQUANT_NAMES_80       \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define JITQUANT_NAMES_128                                                                       \
+  JITQUANT_NAMES_96                                                                              \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+  "%127"
+#define JITQUANT_STEP(sums, columns, types, a, b)                                           \
+  " wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." types " {" JITQUANT_NAMES_##sums \
+      "}, {" a "}, " b ", add, 1, 1, 0;\n"
+#define JITQUANT_STEPS(sums, columns, types, a0, a1, b0, b1)                                     \
+  asm volatile("{\n .reg .pred add;\n setp.eq.b32 add, 0, 0;\n" JITQUANT_STEP(                   \
+                   sums, columns, types, a0, b0) JITQUANT_STEP(sums, columns, types, a1, b1) "}" \
+               : JITQUANT_SUMS_##sums                                                            \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]),    \
+                 "r"(a[7]), "l"(b), "l"(b + 2))
 
-// d (64, 2 * kSums) = A B^T [+ d], asynchronous. Let c = lane % 4 and r = 16 w + lane / 4 for warp
-// w. A lane holds rows r (a0, a2) and r + 8 (a1, a3) of A. Its columns are those of
-// mma.cuh.
+// d (64, 2 * kSums) += A B^T, asynchronous, in two steps of 16 of k, which the compiler takes in
+// less time at once. Let c = lane % 4 and r = 16 w + lane / 4 for warp w. Of A, a lane holds rows r
+// (a[0], a[2]) and r + 8 (a[1], a[3]), and the same of the next step in a[4] and following. Its
+// columns are those of mma.cuh.
 template <class T, int kSums>
-__device__ __forceinline__ void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1,
-                                               uint32_t a2, uint32_t a3, uint64_t b, int add) {
-#define JITQUANT_WGMMA(columns)                                     \
+__device__ __forceinline__ void multiply_tiles(float (&d)[kSums], const uint32_t (&a)[8],
+                                               uint64_t b) {
+#define JITQUANT_WGMMA(sums, columns, ...)                          \
   if constexpr (std::is_same<T, Bf16>::value) {                     \
-    JITQUANT_WGMMA_##columns("k16.f32.bf16.bf16");                  \
+    JITQUANT_STEPS(sums, columns, "bf16.bf16", __VA_ARGS__);        \
   } else {                                                          \
     static_assert(std::is_same<T, Fp16>::value, "a type of wgmma"); \
-    JITQUANT_WGMMA_##columns("k16.f32.f16.f16");                    \
+    JITQUANT_STEPS(sums, columns, "f16.f16", __VA_ARGS__);          \
   }
   if constexpr (kSums == 16) {
-    JITQUANT_WGMMA(32)
+    JITQUANT_WGMMA(16, 32, "%16, %17, %18, %19", "%20, %21, %22, %23", "%24", "%25")
   } else if constexpr (kSums == 32) {
-    JITQUANT_WGMMA(64)
+    JITQUANT_WGMMA(32, 64, "%32, %33, %34, %35", "%36, %37, %38, %39", "%40", "%41")
   } else if constexpr (kSums == 64) {
-    JITQUANT_WGMMA(128)
+    JITQUANT_WGMMA(64, 128, "%64, %65, %66, %67", "%68, %69, %70, %71", "%72", "%73")
   } else if constexpr (kSums == 80) {
-    JITQUANT_WGMMA(160)
+    JITQUANT_WGMMA(80, 160, "%80, %81, %82, %83", "%84, %85, %86, %87", "%88", "%89")
   } else if constexpr (kSums == 96) {
-    JITQUANT_WGMMA(192)
+    JITQUANT_WGMMA(96, 192, "%96, %97, %98, %99", "%100, %101, %102, %103", "%104", "%105")
   } else {
     static_assert(kSums == 128, "columns of wgmma");
-    JITQUANT_WGMMA(256)
+    JITQUANT_WGMMA(128, 256, "%128, %129, %130, %131", "%132, %133, %134, %135", "%136", "%137")
   }
 #undef JITQUANT_WGMMA
 }

@@ -163,8 +163,7 @@ double shared_element(uint64_t tile, int row, int k) {
 }
 
 template <class T, int kSums>
-void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                    uint64_t b, int add) {
+void multiply_step(float (&d)[kSums], const uint32_t* a, uint64_t b) {
   const auto pair = [](uint32_t low, uint32_t high) {
     return static_cast<uint64_t>(high) << 32 | low;
   };
@@ -172,8 +171,8 @@ void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1, uint32_t a2, ui
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   std::array<double, kDepth> rows[2];
   for (int from = 0; from < 4; ++from) {
-    const uint64_t words[2] = {__shfl_sync(~0u, pair(a0, a2), 4 * g + from),
-                               __shfl_sync(~0u, pair(a1, a3), 4 * g + from)};
+    const uint64_t words[2] = {__shfl_sync(~0u, pair(a[0], a[2]), 4 * g + from),
+                               __shfl_sync(~0u, pair(a[1], a[3]), 4 * g + from)};
     for (int i = 0; i < 2 * kEach; ++i) {
       const int k = kEach * from + i % kEach + i / kEach * (kDepth / 2);
       for (int h = 0; h < 2; ++h) {
@@ -185,7 +184,7 @@ void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1, uint32_t a2, ui
   emulation::own_work_later([=] {
     for (int j = 0; j < kSums / 4; ++j) {
       for (int i = 0; i < 4; ++i) {
-        double sum = add ? sums[4 * j + i] : 0.0;
+        double sum = sums[4 * j + i];
         for (int k = 0; k < kDepth; ++k) {
           sum += rows[i / 2][k] * shared_element<T>(b, 8 * j + 2 * t + i % 2, k);
         }
@@ -193,6 +192,11 @@ void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1, uint32_t a2, ui
       }
     }
   });
+}
+template <class T, int kSums>
+void multiply_tiles(float (&d)[kSums], const uint32_t (&a)[8], uint64_t b) {
+  multiply_step<T>(d, a, b);
+  multiply_step<T>(d, a + 4, b + 2);
 }
 
 }  // namespace jitquant
