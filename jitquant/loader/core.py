@@ -382,9 +382,9 @@ class Loader:
         found = self._find_loaded(plan)
         if found is not None and found[0].module is record.module:
             return record.module
-        from .store.changes import what_changed
+        from .store.changes import changes_since, what_changed
 
-        why = what_changed(record.entry.record, plan, self.hasher)
+        why = what_changed(changes_since(record.entry.record, plan, self.hasher))
         raise CaptureError(
             f"module {request.name!r} is out of date ({why}) and a CUDA graph is being captured: "
             f"compiling must not happen within a capture. {way_out}"

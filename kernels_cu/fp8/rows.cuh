@@ -97,7 +97,7 @@ struct RowPasses {
   // The first row of this thread. With kLanes it may be past the last; then it has no blocks.
   __device__ __forceinline__ RowIndex<(kHeld > 0)> first_row() {
     if constexpr (kLanes) {
-      const uint32_t r = (blockIdx.x * kLaneRowThreads + threadIdx.x) >> team.log2;
+      const uint32_t r = team.template index<kLaneRowThreads>();
       if (r < source.rows) return r;
       width = 0;
       return static_cast<uint32_t>(source.rows - 1);
@@ -196,7 +196,7 @@ struct RowPasses {
       const int lane = threadIdx.x & 31;
       const int64_t at = b * int64_t{16}, left = source.cols - at;
       if (left + 16 * lane >= 16 * 32) {
-        store_line<32>(to + at, lane, true, codes);
+        store_line(to + at, lane, codes);
       } else if (left > 0) {
         store_bytes(to + at, left, false, codes);
       }

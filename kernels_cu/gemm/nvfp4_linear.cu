@@ -522,6 +522,7 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
   using Piece = Pieces<Way>;
   constexpr int kUnitBytes = 32 * Piece::kEach * 4;
   const int64_t tiles = (w.rows + kTile - 1) / kTile;
+  // As in expert_plan.cuh, with room for static shared memory.
   const int sms = sm_count(), shared_bytes = most_shared_bytes() - 1024;
   LinearPlan plan = {};
   int along = 0, beside = 0;
@@ -562,8 +563,8 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
     const int64_t keep = plan.shares > 1   ? (2 * units + units + 1) / 2 * kUnitBytes
                          : plan.passes > 1 ? units * kUnitBytes
                                            : 0;
-    constexpr int64_t kTileBytes = Piece::kSums * 4, kStages = Way::kAfter ? 0 : kStaged;
-    const int64_t needed = warps * (kStages > kTileBytes ? kStages : kTileBytes);
+    constexpr int64_t kTileBytes = Piece::kSums * 4, kStagedX = Way::kAfter ? 0 : kStaged;
+    const int64_t needed = warps * (kStagedX > kTileBytes ? kStagedX : kTileBytes);
     plan.own_x =
         Way::kAfter ? static_cast<int>(x.rows) * TwoRowFragments<Input, kAligned>::kRowBytes : 0;
     const int64_t ring = static_cast<int64_t>(warps) * (stages * kStage + plan.own_x);
@@ -573,7 +574,7 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
     const int64_t hold = keep > 0 && own * keep > most_kept - 16 ? (most_kept - 16) / keep : own;
     const int64_t flushed = (left - hold * keep - 16) / (warps * kTileBytes),
                   flush = flushed < hold ? flushed : hold;
-    plan.own_sums = static_cast<int>(flush * kTileBytes > kStages ? flush * kTileBytes : kStages);
+    plan.own_sums = static_cast<int>(flush * kTileBytes > kStagedX ? flush * kTileBytes : kStagedX);
     plan.row_step = static_cast<int>(grid * beside * kTile);
     plan.codes_step = static_cast<int64_t>(plan.row_step) * (w.cols / 2);
     plan.scales_step = static_cast<int64_t>(plan.row_step) * (w.cols / 16);
@@ -678,9 +679,10 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
         error = go(std::integral_constant<LinearWay, LinearWay::kEightRows>());
       }
     }
-    if (rows > 8) error = kLacksKernels;
     if constexpr (kTakesFew || (kTakesMany && kTakesUntiled)) {
       if (rows > 8) error = go(std::integral_constant<LinearWay, LinearWay::kSixteenRows>());
+    } else if (rows > 8) {
+      error = kLacksKernels;
     }
     if (error != cudaSuccess) return error;
   }

@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_16(Shared from, uint32_t* words) {
                : "r"(from)
                : "memory");
 }
-// Leaves the words unchanged where there is nothing to load.
+// If not `there`, loads nothing, and the words keep their values.
 __device__ __forceinline__ void load_16_if(bool there, Shared from, uint32_t (&words)[4]) {
   asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];}"
                : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])

@@ -155,18 +155,16 @@ __global__ void __launch_bounds__(kClusterThreads)
 #ifndef __CUDACC_RTC__
 constexpr int64_t kPiece = 96;  // blocks per row that justify thread blocks for pieces of rows
 
-// If a block of values needs more loads, the walk takes little of the time. Then thread blocks that
-// do not fill an SM cost more than they save.
-template <class Source>
-constexpr bool kByPieces = sizeof(typename Source::Fetched) <= 32;
-// Those of normalized rows have a kernel of their own.
-template <class T>
-constexpr bool kByPieces<NormalizedSource<PlainSource<T>>> = false;
-
+// Normalized rows have a kernel of their own for pieces.
 template <class Source>
 constexpr bool kIsNormalized = false;
 template <class T>
 constexpr bool kIsNormalized<NormalizedSource<PlainSource<T>>> = true;
+
+// If a block of values needs more loads, the walk takes little of the time. Then thread blocks that
+// do not fill an SM cost more than they save.
+template <class Source>
+constexpr bool kByPieces = !kIsNormalized<Source> && sizeof(typename Source::Fetched) <= 32;
 
 template <class Source>
 cudaError_t launch_sectors(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,

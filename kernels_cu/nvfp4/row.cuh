@@ -89,7 +89,7 @@ __global__ void __maxnreg__((row_registers<Source, kNorm, Team>(kSm100)))
   int width = static_cast<int>(out.blocks);
   uint32_t r;
   if constexpr (kLanes) {
-    r = (blockIdx.x * kLaneThreads + threadIdx.x) >> split;
+    r = team.template index<kLaneThreads>();
     if (r >= source.rows) r = 0, width = 0;  // this lane has no row
   } else {
     r = team.index();

@@ -7,7 +7,7 @@
 //                         two-byte values
 //   row_kernel            registers, with one thread block per row; norms of many rows with a
 //                         residual, silu(gate) * up. With some lanes of a warp per row: the same of
-//                         at most 1024 columns. With one cluster per row: rows that are too long
+//                         at most 768 columns. With one cluster per row: rows that are too long
 //                         for the others
 //   reread_rows_kernel    nowhere: every row is read twice; everything else
 #pragma once

@@ -22,7 +22,7 @@ from ..request.scan import scan_includes
 from ..request.sources import FileHasher, is_cuda
 from ..settings import setting, unknown_settings
 from ..store.cache import Cache, Entry
-from ..store.changes import what_changed
+from ..store.changes import changes_since, what_changed
 from ..store.hold import Hold
 from ..store.match import MOST_ATTEMPTS, Build, ChangedError, match_entry
 from ..store.prune import trim
@@ -226,7 +226,7 @@ class Builder:
                 "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
             )
         last = cache.last(plan.name)
-        why = what_changed(last, plan, self._hasher)
+        why = what_changed(changes_since(last, plan, self._hasher))
         slow = [
             os.path.basename(path)
             for path in plan.sources

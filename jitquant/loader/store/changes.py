@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +49,12 @@ class Change:
     now: str | None
 
 
-def changes_since(last: Mapping[str, Any], plan: Wanted, hasher: FileHasher) -> list[Change]:
-    """What has changed since the last build of a module."""
+def changes_since(
+    last: Mapping[str, Any] | None, plan: Wanted, hasher: FileHasher
+) -> list[Change] | None:
+    """What has changed since the last build of a module; ``None`` if there was none."""
+    if last is None:
+        return None
     inputs = plan.inputs
     before: dict[str, Any] = last.get("inputs", {})
     old_sources = dict(map(tuple, before.get("sources", [])))
@@ -74,14 +78,13 @@ def changes_since(last: Mapping[str, Any], plan: Wanted, hasher: FileHasher) -> 
     return found
 
 
-def what_changed(last: Mapping[str, Any] | None, plan: Wanted, hasher: FileHasher) -> str:
-    """Why a build is needed, in one line."""
-    if last is None:
+def what_changed(changes: Sequence[Change] | None) -> str:
+    """Why a build is needed, in one line; ``None`` if there was no build."""
+    if changes is None:
         return "first build"
-    found = changes_since(last, plan, hasher)
-    files = [change.name for change in found if change.name]
+    files = [change.name for change in changes if change.name]
     reasons = [f"{shorten(files)} changed"] if files else []
-    reasons += [f"{c.kind}: {c.before} -> {c.now}" for c in found if not c.name]
+    reasons += [f"{c.kind}: {c.before} -> {c.now}" for c in changes if not c.name]
     return "; ".join(reasons) if reasons else "not in the cache any more"
 
 

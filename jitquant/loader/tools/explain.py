@@ -79,14 +79,15 @@ def explain(loader: Loader, request: Request) -> Explanation:
         match_entry(plan, loader.hasher, entry) == "search path"
         for _, entry in loader.cache().candidates(plan.level1)
     )
+    changes = changes_since(record, plan, loader.hasher)
     return explanation(
         state="miss",
         reason=(
             "an included name is now found in another directory first"
             if shadowed
-            else what_changed(record, plan, loader.hasher)
+            else what_changed(changes)
         ),
-        changes=changes_since(record, plan, loader.hasher) if record else [],
+        changes=changes or [],
         key=plan.level1,
         last=_last_build(record) if record else None,
     )

@@ -356,14 +356,13 @@ __device__ __forceinline__ void store_bytes(uint8_t* p, int64_t count, bool vect
   }
 }
 
-// Stores 16 bytes for each of kLanes neighboring lanes, each at its `to`, which may have any
+// Stores 16 neighboring bytes of each lane of a warp, each at its `to`, which may have any
 // alignment. Each lane takes as many bytes from the one before it as come before its 16-byte
 // boundary. The first lane takes them from the last one: it stores both ends, by words. All lanes
-// of a warp call this together.
-template <int kLanes>
-__device__ __forceinline__ void store_line(uint8_t* to, int lane, bool there, const uint4& bytes) {
+// call this together.
+__device__ __forceinline__ void store_line(uint8_t* to, int lane, const uint4& bytes) {
   const int over = static_cast<int>(reinterpret_cast<uintptr_t>(to) & 15), skip = -over & 15;
-  const int before = over == 0 ? lane : (lane & -kLanes) | ((lane - 1) & (kLanes - 1));
+  const int before = over == 0 ? lane : (lane - 1) & 31;
   uint32_t w[8] = {__shfl_sync(0xffffffffu, bytes.x, before),
                    __shfl_sync(0xffffffffu, bytes.y, before),
                    __shfl_sync(0xffffffffu, bytes.z, before),
@@ -379,13 +378,12 @@ __device__ __forceinline__ void store_line(uint8_t* to, int lane, bool there, co
   const uint32_t order = 0x3210 + 0x1111 * (skip & 3);
 #pragma unroll
   for (int i = 0; i < 4; ++i) w[i] = byte_permute(w[i], w[i + 1], order);
-  if (!there) return;
   uint8_t* const aligned = to - over;
-  if ((lane & (kLanes - 1)) != 0) {
+  if (lane != 0) {
     *reinterpret_cast<uint4*>(aligned) = make_uint4(w[0], w[1], w[2], w[3]);
     return;
   }
-  const auto place = [&](int i) { return aligned + i + (i < over ? 16 * kLanes : 0); };
+  const auto place = [&](int i) { return aligned + i + (i < over ? 16 * 32 : 0); };
   uint32_t edge = 0;  // a word that is stored in two parts
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

@@ -333,6 +333,11 @@ struct LaneTeam {
   static constexpr bool kCluster = false;
   int log2;
 
+  // Among the teams of a grid with kThreads threads per block.
+  template <int kThreads>
+  __device__ __forceinline__ uint32_t index() const {
+    return (blockIdx.x * kThreads + threadIdx.x) >> log2;
+  }
   __device__ __forceinline__ int threads() const { return 1 << log2; }
   __device__ __forceinline__ int thread() const { return threadIdx.x & (threads() - 1); }
 };
