@@ -16,8 +16,8 @@ __all__ = ["DelayedScaling"]
 class DelayedScaling:
     """The scale of a tensor (or of each of many) from a history of its amaxes.
 
-    TransformerEngine's delayed scaling recipe. A step quantizes in one launch with the scale from
-    earlier steps, and its amax is added to the history:
+    TransformerEngine's delayed scaling recipe. A step quantizes with the scale from earlier steps,
+    reading x once, and its amax is added to the history:
 
         scale <- top / (2^margin * amax),  at most FLT_MAX;  unchanged if amax is 0 or not finite
 

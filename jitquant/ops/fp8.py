@@ -309,8 +309,8 @@ def quantize_fp8(
     ``scale = top / amax``, 1 where the amax is 0, infinite or NaN, at most FLT_MAX; top is 448,
     57344 for e5m2 or 127 for int8. This is TransformerEngine's current scaling; with a scale given,
     the cast of its delayed scaling. INT8 is that of vLLM, whose computed scale_inv is
-    ``amax / 127``. Two launches for a computed scale of the whole tensor, one for all else. With
-    ``rope`` or ``rotate`` scales are those of rows, or given.
+    ``amax / 127``. Two launches for a computed scale or the amax of a whole tensor, one for all
+    else. With ``rope`` or ``rotate`` scales are those of rows, or given.
 
     Args:
         x: (..., N); a 1-D tensor is one row.
@@ -399,7 +399,7 @@ def swiglu_quantize_fp8(
     process_group: ProcessGroup | None = None,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
-    """``silu(gate) * up`` in fp32, then `quantize_fp8` of it, in one launch.
+    """``silu(gate) * up`` in fp32, then `quantize_fp8` of it, in as many launches.
 
     The product is not rounded to the input's dtype in between; amax and scale are the product's.
 
@@ -451,7 +451,7 @@ def rmsnorm_quantize_fp8(
     amax: bool = True,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
-    """RMSNorm in fp32, then `quantize_fp8` of it, in one launch.
+    """RMSNorm in fp32, then `quantize_fp8` of it, in as many launches.
 
     ``y = v * inv_rms * weight``, ``inv_rms = 1 / sqrt(mean(v^2) + eps)``; y is not rounded to the
     input's dtype in between.

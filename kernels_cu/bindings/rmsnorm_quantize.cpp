@@ -21,10 +21,9 @@ void rmsnorm_quantize_fp8(Call& call, const declared::RmsnormQuantizeFp8& args, 
       args.granularity, args.with_amax, scale_inv, amax);
   const ElementRows out = element_rows(data);
   const Launching at(call, args.x);
-  const Workspace partials(rmsnorm_quantize_fp8_partials(scale), args.x);
   check_launch(launch_rmsnorm_quantize_fp8(x, pointer_to(residual), weight,
-      static_cast<float>(args.eps), static_cast<float*>(inv_rms.data), scale, partials.floats(),
-      out, at.stream), "rmsnorm_quantize_fp8");
+      static_cast<float>(args.eps), static_cast<float*>(inv_rms.data), scale, out, at.stream),
+      "rmsnorm_quantize_fp8");
 }
 
 }  // namespace

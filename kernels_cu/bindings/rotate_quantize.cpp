@@ -20,9 +20,8 @@ void rotate_quantize_fp8(Call& call, const declared::RotateQuantizeFp8& args, Re
       args.granularity, args.with_amax, scale_inv, amax);
   const ElementRows out = element_rows(data);
   const Launching at(call, args.x);
-  const Workspace partials(rotate_quantize_fp8_partials(x, scale), args.x);
-  check_launch(launch_rotate_quantize_fp8(x, rotation, rope, scale, partials.floats(), out,
-      at.stream), "rotate_quantize_fp8");
+  check_launch(launch_rotate_quantize_fp8(x, rotation, rope, scale, out, at.stream),
+      "rotate_quantize_fp8");
 }
 
 }  // namespace

@@ -18,9 +18,7 @@ void swiglu_quantize_fp8(Call& call, const declared::SwigluQuantizeFp8& args, Re
       args.granularity, args.with_amax, scale_inv, amax);
   const ElementRows out = element_rows(data);
   const Launching at(call, args.fused);
-  const Workspace partials(swiglu_quantize_fp8_partials(in, scale), args.fused);
-  check_launch(launch_swiglu_quantize_fp8(in, scale, partials.floats(), out, at.stream),
-      "swiglu_quantize_fp8");
+  check_launch(launch_swiglu_quantize_fp8(in, scale, out, at.stream), "swiglu_quantize_fp8");
 }
 
 void swiglu_quantize_fp8_from_amax(Call& call, const declared::SwigluQuantizeFp8FromAmax& args,
@@ -33,8 +31,7 @@ void swiglu_quantize_fp8_from_amax(Call& call, const declared::SwigluQuantizeFp8
       scale_inv);
   const ElementRows out = element_rows(data);
   const Launching at(call, args.fused);
-  const Workspace partials(swiglu_quantize_fp8_partials(in, scale), args.fused);
-  check_launch(launch_swiglu_quantize_fp8(in, scale, partials.floats(), out, at.stream),
+  check_launch(launch_swiglu_quantize_fp8(in, scale, out, at.stream),
       "swiglu_quantize_fp8_from_amax");
 }
 

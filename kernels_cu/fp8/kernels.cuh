@@ -1,16 +1,15 @@
 // The FP8 kernels with one scale per tensor or per row, as templates over the source of the values
 // (sources.cuh). The row-by-row kernel is in rows.cuh.
 //   amax_kernel (amax/partials.cuh)   launch 1 of a computed tensor scale
-//   cast_kernel                       launch 2, or the only launch if the scale is given and the
-//                                     amax is requested; contiguous tensors use flat_cast_kernel
-//                                     or flat_cast_watch_kernel
-//   cast_piece_kernel                  the only launch if the scale is given and no amax is
+//   zero_amax_kernel                  launch 1 if the scale is given and the amax is requested
+//   cast_kernel                       launch 2; contiguous tensors use flat_cast_kernel
+//   cast_piece_kernel                 the only launch if the scale is given and no amax is
 //                                     requested; contiguous tensors use flat_cast_kernel
 //   cluster_cast_kernel               amax and cast in one launch, for what fits in a cluster
-// If the scale is given and the tensor's amax is requested, the launch is cooperative: its barrier
-// lets block 0 see the maxima of the others. Launches that are not cooperative have one thread
-// block per piece of work: the hardware starts them in order, so that concurrent reads and writes
-// are close together. On an H200 this takes 7% less time than a persistent grid.
+// Most launches have one thread block per piece of work: the hardware starts them in order, so that
+// concurrent reads and writes are close together. On an H200 this takes 7% less time than a
+// persistent grid. It is also why the requested amax of a tensor with a given scale comes from an
+// atomic maximum, not from a barrier of the grid.
 #pragma once
 
 #include "../amax/partials.cuh"
@@ -56,16 +55,19 @@ __device__ __forceinline__ float tensor_scale(const Fp8Scale& scale, int partial
   return factor;
 }
 
-// The amax of a tensor with a given scale, from each thread's share. Called at the end by all
-// threads of a grid that has one block or is cooperative.
-__device__ __forceinline__ void finish_tensor_amax(float mine, const Fp8Scale& scale,
-                                                   BlockReduce& reduce) {
-  with_grid_amax(reduce.max(mine), scale.partials, reduce, [&](float amax) { *scale.amax = amax; });
-}
-
 // Whether the tensor's scale is given and its amax is requested.
 JITQUANT_HD bool watches_tensor(const Fp8Scale& scale) {
   return scale.kind != Fp8Scale::kAmax && !scale.by_row && scale.amax != nullptr;
+}
+// Launch 1 for such a tensor. Launch 2 raises the amax.
+__global__ void zero_amax_kernel(float* amax) {
+  let_next_begin();
+  wait_for_previous();
+  *amax = 0.0f;
+}
+// Called by one thread of each team. The maximum does not depend on the order of teams.
+__device__ __forceinline__ void raise_tensor_amax(float amax, const Fp8Scale& scale) {
+  atomicMax(reinterpret_cast<uint32_t*>(scale.amax), float_bits(amax));
 }
 
 // A given scale, of the tensor or of a row, or the scale of a given amax. The first thread to use
@@ -126,32 +128,47 @@ __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_p
       cast_block(source.template value<true>(fetched, {}, 0), factor, kFormat);
 }
 
-// Blocks per thread, for a given scale and after an amax, where a thread block has more to do
-// before its first element.
-template <class T, bool kAfterAmax>
-constexpr int kCastShare = sizeof(T) == 4 ? 1 : (kAfterAmax ? 4 : 2);
+// Where the scale of a contiguous tensor comes from: an argument, the same while the tensor's amax
+// is requested, or launch 1.
+enum class FlatCast : int { kGiven, kWatched, kAfterAmax };
+// Thread blocks that reduce have larger pieces.
+template <FlatCast kCast>
+constexpr bool kReduces = kCast != FlatCast::kGiven;
+template <class T, FlatCast kCast>
+constexpr int kCastShare = sizeof(T) == 4 ? 1 : (kReduces<kCast> ? 4 : 2);
 
 // cast_piece_kernel for a contiguous tensor. `backwards`: from the end to the beginning.
-template <class T, bool kAfterAmax>
-__global__ void __launch_bounds__(kThreadsPerPiece<kAfterAmax>,
-                                  (kAfterAmax ? 4 : 6) * kThreads / kThreadsPerPiece<kAfterAmax>)
+template <class T, FlatCast kCast>
+__global__ void __launch_bounds__(kThreadsPerPiece<kReduces<kCast>>,
+                                  (kReduces<kCast> ? 4 : 6) * kThreads /
+                                      kThreadsPerPiece<kReduces<kCast>>)
     flat_cast_kernel(FlatSource<T> source, Fp8Scale scale, int partials, bool backwards, uint4* out,
                      EightBit format) {
-  PieceBlocks<T, kCastShare<T, kAfterAmax>, kThreadsPerPiece<kAfterAmax>> blocks(source, backwards);
+  PieceBlocks<T, kCastShare<T, kCast>, kThreadsPerPiece<kReduces<kCast>>> blocks(source, backwards);
   begin_overlapped([&] { blocks.fetch(); },
                    [&] {
                      if (is_first()) blocks.prefetch();
                    });
-  float factor;
-  if constexpr (kAfterAmax) {
+  const auto cast = [&](float factor, auto&& watch) {
+    blocks.each([&](int64_t block, const Block<T>& x) {
+      watch(x);
+      out[block] = cast_block(x, factor, format);
+    });
+  };
+  if constexpr (kCast == FlatCast::kGiven) {
+    cast(given_scale(scale, 0, blocks.first, format), [](const Block<T>&) {});
+  } else {
     __shared__ BlockReduce::Scratch scratch;
     BlockReduce reduce(scratch);
-    factor = tensor_scale(scale, partials, format, reduce);
-  } else {
-    factor = given_scale(scale, 0, blocks.first, format);
+    if constexpr (kCast == FlatCast::kAfterAmax) {
+      cast(tensor_scale(scale, partials, format, reduce), [](const Block<T>&) {});
+    } else {
+      Amax<T, true> amax;
+      cast(given_scale(scale, 0, blocks.first, format), [&](const Block<T>& x) { amax.add(x); });
+      const float most = reduce.max(amax.result());
+      if (threadIdx.x == 0) raise_tensor_amax(most, scale);
+    }
   }
-  blocks.each(
-      [&](int64_t block, const Block<T>& x) { out[block] = cast_block(x, factor, format); });
 }
 
 // One scale. Loads the next block while it computes the current one.
@@ -191,36 +208,10 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     store_bytes(out(row) + block * 16, source.cols - block * 16, vector,
                 cast_block(v, factor, format));
   }
-  if (watches) finish_tensor_amax(amax.result(), scale, reduce);
-}
-
-// cast_kernel for a contiguous tensor whose scale is given and whose amax is requested.
-template <class T>
-__global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
-    flat_cast_watch_kernel(FlatSource<T> source, Fp8Scale scale, uint4* out, EightBit format) {
-  __shared__ BlockReduce::Scratch scratch;
-  BlockReduce reduce(scratch);
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  int64_t block = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  Block<T> next;
-  auto fetch = [&] {
-    if (block < source.blocks) next = source.fetch(block);
-  };
-  begin_overlapped(fetch, [&] {
-    if (is_small_grid() && block < source.blocks) source.prefetch(block);
-  });
-  const float factor = tensor_scale(scale, 0, format, reduce);
-  Amax<T, true> amax;
-#pragma unroll 1
-  while (block < source.blocks) {
-    const Block<T> x = next;
-    const int64_t here = block;
-    block += step;
-    fetch();
-    amax.add(x);
-    out[here] = cast_block(x, factor, format);
+  if (watches) {
+    const float most = reduce.max(amax.result());
+    if (threadIdx.x == 0) raise_tensor_amax(most, scale);
   }
-  finish_tensor_amax(amax.result(), scale, reduce);
 }
 
 // A tensor with one block of values per thread, in one cluster (or one thread block).
@@ -279,17 +270,15 @@ inline bool needs_amax(const Fp8Scale& scale) {
 
 // The workspace of a call: for maxima that pass between launches or through a barrier.
 inline int64_t fp8_partials(const Fp8Scale& scale, int64_t rows, int64_t cols) {
-  const bool needed = !scale.by_row && needs_amax(scale) && amax_plan(rows, cols).cluster == 0;
-  return needed ? kMaxPartials : 0;
+  const bool needed = !scale.by_row && scale.kind == Fp8Scale::kAmax;
+  return needed && amax_plan(rows, cols).cluster == 0 ? kMaxPartials : 0;
 }
 
-// For a grid whose thread blocks wait for each other.
-inline void make_cooperative(LaunchShape& shape) {
-  if (shape.grid > kMaxPartials) shape.grid = kMaxPartials;
-  if (shape.grid > 1) shape.start = Start::kCooperative;
+inline cudaError_t launch_zero_amax(const Fp8Scale& scale, cudaStream_t stream) {
+  return launch<&zero_amax_kernel>({1, 1, Start::kOverlapped}, stream, scale.amax);
 }
 
-// A single casting launch; `partials` is the number that an earlier amax launch wrote.
+// Casts; `partials` is the number that an earlier amax launch wrote.
 template <class Source>
 cudaError_t launch_cast(const Source& source, const Fp8Scale& scale, int partials,
                         const ElementRows& out, cudaStream_t stream) {
@@ -314,7 +303,10 @@ cudaError_t launch_cast(const Source& source, const Fp8Scale& scale, int partial
   }
   shape.grid = persistent_grid((blocks + kThreads - 1) / kThreads,
                                blocks_per_sm<&cast_kernel<Source>>(kThreads, 0));
-  if (watches_tensor(scale)) make_cooperative(shape);
+  if (watches_tensor(scale)) {
+    const cudaError_t error = launch_zero_amax(scale, stream);
+    if (error != cudaSuccess) return error;
+  }
   return launch<&cast_kernel<Source>>(shape, stream, source, scale, partials, to, out.rows.vector,
                                       out.format);
 }
@@ -336,24 +328,23 @@ cudaError_t launch_cast_plain(const Matrix& x, const Fp8Scale& scale, int partia
   }
   const FlatSource<T> source = flat_source<T>(x);
   uint4* const to = static_cast<uint4*>(const_cast<void*>(out.rows.data));
-  LaunchShape shape = {1, kThreads, Start::kOverlapped};
-  if (watches_tensor(scale)) {
-    constexpr auto kKernel = &flat_cast_watch_kernel<T>;
-    shape.grid = persistent_grid((source.blocks + kThreads - 1) / kThreads,
-                                 blocks_per_sm<kKernel>(kThreads, 0));
-    make_cooperative(shape);
-    return launch<kKernel>(shape, stream, source, scale, to, out.format);
-  }
-  const auto start = [&](auto after_amax) {
-    constexpr int kWork = kThreadsPerPiece<after_amax> * kCastShare<T, after_amax>;
-    shape.block = kThreadsPerPiece<after_amax>;
-    if (source.blocks > 0) shape.grid = (source.blocks + kWork - 1) / kWork;
+  const auto start = [&](auto cast) {
+    constexpr int kPieceOfThreads = kThreadsPerPiece<kReduces<cast>>;
+    constexpr int kWork = kPieceOfThreads * kCastShare<T, cast>;
+    const int64_t grid = source.blocks > 0 ? (source.blocks + kWork - 1) / kWork : 1;
     // If the tensor does not fit in the L2 cache, its end is what launch 1 left there.
-    const bool backwards = after_amax && source.blocks > int64_t{sm_count()} * kMostCached<T>;
-    return launch<&flat_cast_kernel<T, after_amax>>(shape, stream, source, scale, partials,
-                                                    backwards, to, out.format);
+    const bool backwards =
+        cast == FlatCast::kAfterAmax && source.blocks > int64_t{sm_count()} * kMostCached<T>;
+    return launch<&flat_cast_kernel<T, cast>>({grid, kPieceOfThreads, Start::kOverlapped}, stream,
+                                              source, scale, partials, backwards, to, out.format);
   };
-  return scale.kind == Fp8Scale::kAmax ? start(std::true_type()) : start(std::false_type());
+  if (scale.kind == Fp8Scale::kAmax) {
+    return start(std::integral_constant<FlatCast, FlatCast::kAfterAmax>());
+  }
+  if (!watches_tensor(scale)) return start(std::integral_constant<FlatCast, FlatCast::kGiven>());
+  const cudaError_t error = launch_zero_amax(scale, stream);
+  if (error != cudaSuccess) return error;
+  return start(std::integral_constant<FlatCast, FlatCast::kWatched>());
 }
 #endif
 

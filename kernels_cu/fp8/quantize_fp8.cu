@@ -1,5 +1,5 @@
-// FP8 with one scale per tensor or per row. A computed tensor scale takes one launch if a cluster
-// holds the values, otherwise two. Everything else takes one.
+// FP8 with one scale per tensor or per row. A tensor's computed scale, or its amax beside a given
+// scale, takes one launch if a cluster holds the values, otherwise two. Everything else takes one.
 #include "rows.cuh"
 
 namespace jitquant {

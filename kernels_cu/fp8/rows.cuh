@@ -25,14 +25,13 @@ constexpr int kFewRowThreads = 1024;
 //   kBlockPerRow one thread block per row, without per-launch state. Has no loop, before which all
 //                constants would be fetched.
 //   kFew         the same for at most one row per SM, with one block of values per thread
-//   kLoop        the same in a loop, for thread blocks that wait for each other
 //   kCluster     one cluster of thread blocks per row, for rows that are too long for one
 //   kLanes       some lanes of a warp per row, for many rows of at most 1024 columns
 //   kLoose       as kBlockPerRow, for rows of two-byte values that are unaligned or not whole
 //   kReread      any number of thread blocks, any rows
-enum class Rows : int { kBlockPerRow, kFew, kLoop, kCluster, kLanes, kLoose, kReread };
+enum class Rows : int { kBlockPerRow, kFew, kCluster, kLanes, kLoose, kReread };
 template <Rows kRows>
-constexpr bool kIsOneRow = kRows != Rows::kLoop && kRows != Rows::kReread;
+constexpr bool kIsOneRow = kRows != Rows::kReread;
 template <Rows kRows>
 constexpr int kHeldOf = kRows == Rows::kReread ? 0 : (kRows == Rows::kFew ? 1 : kHeldBlocks);
 constexpr int kLaneRowThreads = 128;
@@ -111,8 +110,8 @@ struct RowPasses {
   }
 
   // Prefetches row r, the first one, if there are enough registers.
-  static constexpr bool kPrefetches = kRows == Rows::kFew || kRows == Rows::kLoop ||
-                                      (kIsOneRow<kRows> && !kNorm && sizeof(Fetched) <= 32);
+  static constexpr bool kPrefetches =
+      kRows == Rows::kFew || (kIsOneRow<kRows> && !kNorm && sizeof(Fetched) <= 32);
   __device__ __forceinline__ void begin(int64_t r) const {
     if constexpr (kPrefetches) {
       if (!is_first() || r >= source.rows) return;
@@ -399,7 +398,6 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
   typename Passes::Reduce reduce = passes.reduce(scratch);
   const bool wants_amax = scale.kind == Fp8Scale::kAmax || scale.amax != nullptr;
   float factor = 1.0f, known = -1.0f;
-  float tensor_amax = 0.0f;
 
   RowIndex<(kHeld > 0)> r = passes.first_row();
   passes.begin(r);
@@ -443,7 +441,13 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
       }
     } else {
       if (writes && r == 0) *scale.scale_inv = scale_inv_of(factor, known, format);
-      tensor_amax = larger_magnitude(tensor_amax, amax);
+      if (writes && scale.amax != nullptr) {
+        if (source.rows == 1) {
+          *scale.amax = amax;
+        } else {
+          raise_tensor_amax(amax, scale);
+        }
+      }
     }
     uint8_t* const to = out(r);
     passes.second(row, [&](int begin, auto& values) {
@@ -468,10 +472,7 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
     r += gridDim.x;
   }
   if constexpr (!kIsOneRow<kRows>) {
-    if (source.rows == 0) {
-      if (!scale.by_row) given_scale(scale, 0, threadIdx.x, format);
-    }
-    if (watches_tensor(scale)) finish_tensor_amax(tensor_amax, scale, reduce);
+    if (source.rows == 0 && !scale.by_row) given_scale(scale, 0, threadIdx.x, format);
   }
 }
 
@@ -483,14 +484,14 @@ constexpr int kFewShortRows = 8;
 struct RowWork {
   int64_t rows, cols;
   int most_threads;
-  bool whole, cooperative;
+  bool whole;
   int least_lanes_log2;  // with kLanes; 6: not with kLanes
 
   // Threads that hold a row.
   int64_t threads() const { return (blocks_of(cols) + kHeldBlocks - 1) / kHeldBlocks; }
   // Whether kLoose takes them.
   bool loose() const {
-    return !whole && !cooperative && rows > 0 && cols > 0 && threads() <= kLooseRowThreads &&
+    return !whole && rows > 0 && cols > 0 && threads() <= kLooseRowThreads &&
            rows < (threads() > 32 ? int64_t{1} << 31 : kFewShortRows * sm_count());
   }
   LaunchShape block_per_row() const {
@@ -499,41 +500,34 @@ struct RowWork {
 
   // Whether kFew takes them.
   bool few() const {
-    return whole && !cooperative && rows > 0 && rows <= sm_count() &&
-           blocks_of(cols) <= kFewRowThreads;
+    return whole && rows > 0 && rows <= sm_count() && blocks_of(cols) <= kFewRowThreads;
   }
   LaunchShape few_shape() const {
     return {rows, static_cast<int>((blocks_of(cols) + 31) / 32 * 32), Start::kOverlapped};
   }
 
   template <class Source>
-  static RowWork of(const Source& source, const ColumnVector& weight, const Matrix& out,
-                    bool cooperative) {
+  static RowWork of(const Source& source, const ColumnVector& weight, const Matrix& out) {
     int least = 1;
     while ((1 << least) < lanes_together(source)) ++least;
-    return {source.rows,
-            source.cols,
-            jitquant::most_threads<Source>(kHeldBlocks),
+    return {source.rows, source.cols, jitquant::most_threads<Source>(kHeldBlocks),
             source.whole() && weight.vector && out.vector && source.rows < (int64_t{1} << 31),
-            cooperative,
             least};
   }
 };
 
-// `width` is also one of the arguments. Without kLoop: of a kernel that is never cooperative.
-template <auto kBlockPerRow, auto kCluster, auto kLanes, auto kReread, auto kLoop = kReread,
-          class... Args>
+// `width` is also one of the arguments.
+template <auto kBlockPerRow, auto kCluster, auto kLanes, auto kReread, class... Args>
 cudaError_t launch_by_rows(const RowWork& work, RowWidth& width, cudaStream_t stream,
                            const Args&... args) {
   const int64_t wanted = work.threads();
   const bool held = work.whole && work.rows > 0 && wanted <= work.most_threads;
-  if (work.whole && !held && !work.cooperative && cluster_holds(work.rows, wanted)) {
+  if (work.whole && !held && cluster_holds(work.rows, wanted)) {
     const ClusterRows made = clusters_of<kCluster>(work.rows, wanted);
     width.split = made.shape.cluster, width.ahead = made.at_once;
     return launch<kCluster>(made.shape, stream, args...);
   }
-  if (held && wanted <= 32 && work.least_lanes_log2 < 6 && !work.cooperative &&
-      work.rows > kFewShortRows * sm_count()) {
+  if (held && wanted <= 32 && work.least_lanes_log2 < 6 && work.rows > kFewShortRows * sm_count()) {
     width.split = work.least_lanes_log2;
     while ((1 << width.split) < wanted) ++width.split;
     const int rows = kLaneRowThreads >> width.split;
@@ -544,13 +538,7 @@ cudaError_t launch_by_rows(const RowWork& work, RowWidth& width, cudaStream_t st
   if (!held) {
     if (shape.block > kRereadThreads) shape.block = kRereadThreads;
     shape.grid = persistent_grid(work.rows, blocks_per_sm<kReread>(shape.block, 0));
-    if (work.cooperative) make_cooperative(shape);
     return launch<kReread>(shape, stream, args...);
-  }
-  if (work.cooperative) {
-    shape.grid = persistent_grid(work.rows, blocks_per_sm<kLoop>(shape.block, 0));
-    make_cooperative(shape);
-    return launch<kLoop>(shape, stream, args...);
   }
   return launch<kBlockPerRow>(shape, stream, args...);
 }
@@ -558,9 +546,13 @@ cudaError_t launch_by_rows(const RowWork& work, RowWidth& width, cudaStream_t st
 template <bool kNorm, class Source>
 cudaError_t launch_fp8_rows(const Source& source, const Normalize<typename Source::Element>& norm,
                             const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream) {
-  const RowWork work = RowWork::of(source, norm.weight, out.rows, watches_tensor(scale));
+  const RowWork work = RowWork::of(source, norm.weight, out.rows);
   const RowPointer<uint8_t> to(out.rows);
   RowWidth width(source.cols);
+  if (watches_tensor(scale) && source.rows != 1) {
+    const cudaError_t error = launch_zero_amax(scale, stream);
+    if (error != cudaSuccess) return error;
+  }
   if constexpr (kHasFew<Source>) {
     const auto few = [&](auto kind) {
       return launch<&fp8_row_kernel<Source, kNorm, Rows::kFew, kind>>(
@@ -585,12 +577,10 @@ cudaError_t launch_fp8_rows(const Source& source, const Normalize<typename Sourc
                                                                  to, out.rows.vector, out.format);
     }
   }
-  // Without a norm, a tensor's amax is not computed by rows: no launch is cooperative.
-  constexpr Rows kWaiting = kNorm ? Rows::kLoop : Rows::kReread;
-  return launch_by_rows<
-      &fp8_row_kernel<Source, kNorm, Rows::kBlockPerRow>,
-      &fp8_row_kernel<Source, kNorm, Rows::kCluster>, &fp8_row_kernel<Source, kNorm, Rows::kLanes>,
-      &fp8_row_kernel<Source, kNorm, Rows::kReread>, &fp8_row_kernel<Source, kNorm, kWaiting>>(
+  return launch_by_rows<&fp8_row_kernel<Source, kNorm, Rows::kBlockPerRow>,
+                        &fp8_row_kernel<Source, kNorm, Rows::kCluster>,
+                        &fp8_row_kernel<Source, kNorm, Rows::kLanes>,
+                        &fp8_row_kernel<Source, kNorm, Rows::kReread>>(
       work, width, stream, source, norm, width, scale, to, out.rows.vector, out.format);
 }
 
@@ -602,7 +592,7 @@ cudaError_t launch_fp8_rows(const Source& source, const Fp8Scale& scale, const E
   return launch_fp8_rows<false>(source, none, scale, out, stream);
 }
 
-// With a scale per row, or with one of the tensor that is given, in one launch.
+// With a scale per row, or with one of the tensor that is given.
 template <class Source>
 cudaError_t launch_fp8(const Source& source, const Fp8Scale& scale, const ElementRows& out,
                        cudaStream_t stream) {

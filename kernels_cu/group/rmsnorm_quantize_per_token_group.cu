@@ -167,7 +167,7 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
                               const GroupNumerics& numerics, const GroupOutput& out, int log_lanes,
                               cudaStream_t stream) {
   constexpr GroupCase kOthers = kCase == GroupCase::kUsual ? GroupCase::kAny : kCase;
-  RowWork work = RowWork::of(source, norm.weight, out.data, false);
+  RowWork work = RowWork::of(source, norm.weight, out.data);
   const GroupScales& s = out.scales;
   const bool padded = s.grid.stored_rows != s.rows ||
                       s.grid.stored_cols * (s.format == ScaleFormat::kPacked ? 4 : 1) != s.groups;

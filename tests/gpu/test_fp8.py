@@ -100,15 +100,15 @@ def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Ten
         "tensor": (_quantize, x, 2),
         "tensor small": (_quantize, lambda: [randn(4, 768)], ONE),
         "row": (lambda t: _quantize(t, granularity="row"), x, 1),
-        "given": (lambda t: _quantize(t, one), x, 1),
+        "given": (lambda t: _quantize(t, one), x, 2),
         "given small": (lambda t: _quantize(t, one), lambda: [randn(4, 768)], 1),
         "given, no amax": (lambda t: _quantize(t, one, with_amax=False), x, 1),
-        "number": (lambda t: _quantize(t, scale_value=3.0), x, 1),
+        "number": (lambda t: _quantize(t, scale_value=3.0), x, 2),
         "given rows": (lambda t: _quantize(t, rows, granularity="row"), x, 1),
         "given rows, no amax": (
             lambda t: _quantize(t, rows, granularity="row", with_amax=False), x, 1),
         "odd": (_quantize, lambda: [randn(130, 777)], 2),
-        "odd, given": (lambda t: _quantize(t, one), lambda: [randn(130, 777)], 1),
+        "odd, given": (lambda t: _quantize(t, one), lambda: [randn(130, 777)], 2),
         "dequantize": (lambda t: back(data, scale_inv, 0, 0), x, 1),
     }  # fmt: skip
 

@@ -147,8 +147,9 @@ def _steps_of_8_bits() -> dict[str, tuple[Callable[..., Any], list[Tensor], int]
         def both(*t: Tensor, name: str = name, buffers: Any = buffers) -> tuple[Any, Any]:
             return made(*t)[name](), made(*t)[name](out=buffers)
 
-        # An amax of the whole tensor comes first, with as many values.
-        steps[name] = (both, inputs, 4 if name.startswith("tensor") else 2)
+        # Two launches give a scale or an amax of a whole tensor with as many values.
+        whole = name in ("tensor", "tensor e5m2", "given", "silu given")
+        steps[name] = (both, inputs, 4 if whole else 2)
     return steps
 
 

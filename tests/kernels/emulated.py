@@ -174,7 +174,6 @@ class Machine:
         self._machine.emulation_error.restype = ctypes.c_char_p
         self._machine.emulation_launches.restype = ctypes.c_int64
         self._machine.emulation_kernel.restype = ctypes.c_bool
-        self._machine.emulation_filled.restype = ctypes.c_bool
         self.devices: int = self._machine.emulation_devices()
         self._libraries = {name: ctypes.CDLL(str(folder / f"{name}.so")) for name in names}
         for library in self._libraries.values():
@@ -210,11 +209,6 @@ class Machine:
         """The error that the next one who asks CUDA would get."""
         error: int = self._machine.emulation_last_error()
         return error
-
-    def filled(self, device: int) -> bool:
-        """Whether a cooperative launch had as many blocks as the device holds at once."""
-        filled: bool = self._machine.emulation_filled(device)
-        return filled
 
     @property
     def launches(self) -> int:

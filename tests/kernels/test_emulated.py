@@ -658,21 +658,6 @@ def test_the_tensors_device_takes_the_launches(machine: Machine, cuda: int, torc
         assert machine.current == (cuda, torch_), name
 
 
-def test_cooperative_launches_fill_a_device_and_fit(machine: Machine) -> None:
-    """Short rows, of which a multiprocessor holds as many blocks as it can."""
-    op = OPS["rmsnorm_quantize_fp8"]
-    kwargs = {"dtype": torch.float8_e4m3fn, "granularity": "tensor"}
-    for device in range(machine.devices):
-        sms = machine.multiprocessors(device)
-        if sms > 3:  # this would take long
-            continue
-        machine.use(device)
-        for cols in (128, 512, 1024):
-            args = (randn(33 * sms, cols), torch.ones(cols), torch.tensor([3.0]))
-            op._cuda_out(*args, **kwargs, **poisoned_buffers(op, args, kwargs))
-        assert machine.filled(device), device
-
-
 def test_a_launch_that_fails_leaves_no_error_to_others(machine: Machine) -> None:
     machine.refuse(True)
     try:

@@ -8,8 +8,7 @@
 
 namespace jitquant {
 
-int64_t rmsnorm_quantize_fp8_partials(const Fp8Scale& scale);
-cudaError_t launch_rmsnorm_quantize_fp8(const Matrix& x, const Matrix* residual, const ColumnVector& weight, float eps, float* inv_rms, const Fp8Scale& scale, float* partials, const ElementRows& out, cudaStream_t stream);
+cudaError_t launch_rmsnorm_quantize_fp8(const Matrix& x, const Matrix* residual, const ColumnVector& weight, float eps, float* inv_rms, const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream);
 
 }  // namespace jitquant
 

@@ -8,8 +8,7 @@
 
 namespace jitquant {
 
-int64_t rotate_quantize_fp8_partials(const Matrix& x, const Fp8Scale& scale);
-cudaError_t launch_rotate_quantize_fp8(const Matrix& x, const Rotation& rotation, const Rope& rope, const Fp8Scale& scale, float* partials, const ElementRows& out, cudaStream_t stream);
+cudaError_t launch_rotate_quantize_fp8(const Matrix& x, const Rotation& rotation, const Rope& rope, const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream);
 
 }  // namespace jitquant
 

@@ -8,8 +8,7 @@
 
 namespace jitquant {
 
-int64_t swiglu_quantize_fp8_partials(const GateAndUp& in, const Fp8Scale& scale);
-cudaError_t launch_swiglu_quantize_fp8(const GateAndUp& in, const Fp8Scale& scale, float* partials, const ElementRows& out, cudaStream_t stream);
+cudaError_t launch_swiglu_quantize_fp8(const GateAndUp& in, const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream);
 
 }  // namespace jitquant
 

@@ -41,7 +41,6 @@ constexpr Device kDevices[] = {
 int device = 0, current_of_cuda = 0, current_of_torch = 0;
 int error_left = 0;
 bool refusing = false;
-bool filled[std::size(kDevices)];  // whether a cooperative launch was as large as one can be
 bool descending = false;
 int64_t launches = 0;
 char error_text[256] = "";
@@ -353,7 +352,6 @@ bool acceptable(const Launch& l) {
     const unsigned most = resident(d, threads, kStaticShared + l.dynamic_shared) *
                           static_cast<unsigned>(d.multiprocessors);
     if (l.grid > most) return fail("%u blocks of %u threads at once", l.grid, threads);
-    if (l.grid == most) filled[device] = true;
   }
   return true;
 }
@@ -673,9 +671,6 @@ void emulation_refuse(bool refuse) {
 }
 int emulation_last_error() {
   return emulation::error_left;
-}
-bool emulation_filled(int number) {
-  return emulation::filled[number];
 }
 char* emulation_allocate(size_t bytes, size_t past) {
   emulation::knows_tensors = true;
