@@ -30,6 +30,11 @@ def _weight(n: int, cols: int, device: torch.device | str) -> tuple[Tensor, ...]
     return codes.to(device), scales.to(device), torch.tensor([0.0007], device=device)
 
 
+def _behind_a_word(t: Tensor) -> Tensor:
+    """The same bytes, from the second word of a buffer on."""
+    return torch.cat((t.flatten()[:4], t.flatten()))[4:].view(t.shape)
+
+
 def linear_samples() -> dict[str, list[Sample]]:
     """Few and many rows, in every type, aligned or not, with all that is added at the end."""
     samples = []
@@ -51,6 +56,8 @@ def linear_samples() -> dict[str, list[Sample]]:
         (30, 500, 128, {}),
         (25, 50, 576, {"residual": True}),
         (40, 70, 576, {}),
+        (25, 50, 512, {}),  # scales are copied by 16 bytes, then by 4
+        (40, 50, 512, {"behind_a_word": True}),
         (60, 500, 256, {"residual": True}),
         (100, 64, 64, {}),
         (100, 64, 192, {"bias": True, "codes": True}),
@@ -77,6 +84,8 @@ def linear_samples() -> dict[str, list[Sample]]:
                 dtype: torch.dtype | None = dtype,
             ) -> Arguments:
                 w = _weight(n, cols, device)
+                if more.get("behind_a_word"):
+                    w = (w[0], _behind_a_word(w[1]), w[2])
                 keywords: dict[str, Any] = {"dtype": torch.float32}
                 if more.get("bias"):
                     keywords["bias"] = randn(n, seed=1).to(device)

@@ -140,9 +140,10 @@ __device__ __forceinline__ void copy_expert_stages(const ExpertWeights& w, const
                                                    const TensorMap& x_map, ExpertWalk<Shape>& walk,
                                                    const StagesAt& at, int first, int step,
                                                    int stages) {
-  constexpr int kBoxes = Shape::kRows / kBoxRows<Shape>, kWords = Shape::kDepth / 64;
+  constexpr int kBoxes = Shape::kRows / kBoxRows<Shape>;
   constexpr int kBlock = kActivate ? Shape::kWeights / 2 : Shape::kWeights;
-  const int words = w.cols / 64, bound = kActivate ? w.rows / 2 : w.rows;
+  const int bound = kActivate ? w.rows / 2 : w.rows;
+  const RowScales<Shape> scales(w.scales, w.cols);
   Ring<Shape::kStages> ring;
   for (int tile = first; walk.at(tile); tile += step) {
     const int first_row = (walk.w_tile * 2 + at.rank) * kBlock;
@@ -172,15 +173,9 @@ __device__ __forceinline__ void copy_expert_stages(const ExpertWeights& w, const
 #pragma unroll
       for (int i = 0; i < (Shape::kWeights + 127) / 128; ++i) {
         const int row = i * 128 + threadIdx.x;
-        const int own = weight_row<kActivate>(w, first_row, row);
-        const uint8_t* const from = w.scales + ((of_expert + own) * words + s * kWords) * 4;
-        const uint32_t to = stage + Shape::kScalesAt + row * kWords * 4;
-        const bool inside = first_row + (kActivate ? row >> 1 : row) < bound;
-        const int there = inside ? min(words - s * kWords, kWords) : 0;
-#pragma unroll
-        for (int q = 0; q < kWords; ++q) {
-          copy_word(to + 4 * q, q < there ? from + 4 * q : w.scales, q < there);
-        }
+        scales.copy(stage + Shape::kScalesAt + row * (Shape::kDepth / 16),
+                    of_expert + weight_row<kActivate>(w, first_row, row), s,
+                    first_row + (kActivate ? row >> 1 : row) < bound);
       }
       arrive_after_copies(full);
     }

@@ -121,35 +121,61 @@ __device__ __forceinline__ StagesOfK stages_of_k(int cols, int rank) {
   return rank == 0 ? StagesOfK{0, half} : StagesOfK{half, all};
 }
 
+// The words of scales of each row in a stage, which a thread copies.
+template <class Shape>
+class RowScales {
+  static constexpr int kWords = Shape::kDepth / 64;
+
+ public:
+  __device__ __forceinline__ RowScales(const uint8_t* scales, int cols)
+      : scales_(scales),
+        words_(cols / 64),
+        whole_(cols % Shape::kDepth == 0 &&
+               (reinterpret_cast<uintptr_t>(scales) & (4 * kWords - 1)) == 0) {}
+
+  // Copies those of row `row` of the weight in stage `s` to `to`, or zeros if there is no such row.
+  __device__ __forceinline__ void copy(uint32_t to, int64_t row, int s, bool inside) const {
+    const uint8_t* const from = scales_ + (row * words_ + s * kWords) * 4;
+    if (whole_) {
+      copy_words<kWords>(to, inside ? from : scales_, inside);
+      return;
+    }
+    const int there = inside ? words_ - s * kWords : 0;
+#pragma unroll
+    for (int q = 0; q < kWords; ++q) {
+      copy_words<1>(to + 4 * q, q < there ? from + 4 * q : scales_, q < there);
+    }
+  }
+
+ private:
+  const uint8_t* const scales_;
+  const int words_;
+  const bool whole_;  // at once
+};
+
 // Copies the scales of a block's rows of W unchanged, with 128 threads.
 template <class Shape>
 class CopiedScales {
  public:
-  __device__ __forceinline__ CopiedScales(const Nvfp4Weight& w) : w_(w), row_(0) {}
+  __device__ __forceinline__ CopiedScales(const Nvfp4Weight& w)
+      : scales_(w.scales, w.cols), rows_(w.rows), row_(0) {}
 
   __device__ __forceinline__ void begin(int row) { row_ = row; }
   // Copies a stage's scales. The thread arrives at the barrier when its copies are complete.
   __device__ __forceinline__ void fill(uint32_t stage, int s, uint32_t full) {
-    constexpr int kWords = Shape::kDepth / 64;  // per row and stage
-    const int words = w_.cols / 64;
 #pragma unroll
     for (int i = 0; i < (Shape::kWeights + 127) / 128; ++i) {
       const int row = i * 128 + threadIdx.x;
       if (Shape::kWeights % 128 != 0 && row >= Shape::kWeights) break;
-      const uint8_t* const from =
-          w_.scales + (static_cast<int64_t>(row_ + row) * words + s * kWords) * 4;
-      const uint32_t to = stage + Shape::kScalesAt + row * kWords * 4;
-      const int there = row_ + row < w_.rows ? min(words - s * kWords, kWords) : 0;
-#pragma unroll
-      for (int q = 0; q < kWords; ++q) {
-        copy_word(to + 4 * q, q < there ? from + 4 * q : w_.scales, q < there);
-      }
+      scales_.copy(stage + Shape::kScalesAt + row * (Shape::kDepth / 16), row_ + row, s,
+                   row_ + row < rows_);
     }
     arrive_after_copies(full);
   }
 
  private:
-  const Nvfp4Weight& w_;
+  const RowScales<Shape> scales_;
+  const int rows_;
   int row_;
 };
 

@@ -81,8 +81,8 @@ def test_one_command_writes_what_the_summary_is_made_from(tmp_path: Path) -> Non
 
 RACE = """\
 ========= Error: Race reported between Read access at jitquant::load_shared_4(unsigned int)+0x1
-=========     and Write access at jitquant::copy_word(unsigned int, const unsigned char *, bool)+0x1
-=========     and Write access at jitquant::copy_word(unsigned int, const unsigned char *, bool)+0x2
+=========     and Write access at void jitquant::copy_words<(int)4>(unsigned int, bool)+0x1
+=========     and Write access at void jitquant::copy_words<(int)4>(unsigned int, bool)+0x2
 ========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
 """
 
@@ -93,7 +93,7 @@ RACE = """\
         ("", "", True),
         ("hazard displayed (1 error", "hazards displayed (1 errors", True),
         ("displayed (1", "displayed (2", False),  # one more than the log shows
-        ("copy_word(unsigned int, const unsigned char *, bool)+0x2", "copy_tile()+0x2", False),
+        ("copy_words<(int)4>(unsigned int, bool)+0x2", "copy_tile()+0x2", False),
         ("load_shared_4", "load_4", False),
         ("Read", "Write", False),
         (RACE, "all cases ran", False),

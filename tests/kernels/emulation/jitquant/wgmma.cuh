@@ -105,14 +105,18 @@ inline void copy_tile(uint32_t to, const void* map, int column, int row, uint32_
 inline void copy_own_tile(uint32_t to, const void* map, int column, int row, uint32_t barrier) {
   copy_box(to, map, column, row, barrier, 1u << (blockIdx.x % 2));
 }
-inline void copy_word(uint32_t to, const uint8_t* from, bool there) {
-  if (to % 4 != 0) emulation::fail_kernel("4 bytes of shared memory are not aligned");
+template <int kWords>
+void copy_words(uint32_t to, const uint8_t* from, bool there) {
+  constexpr int kBytes = 4 * kWords;
+  if (to % kBytes != 0 || reinterpret_cast<uintptr_t>(from) % kBytes != 0) {
+    emulation::fail_kernel("addresses of a copy are not aligned to its bytes");
+  }
   emulation::work_later([=, rank = blockIdx.x % 2] {
-    char* const word = emulation::in_block(emulation::shared_pointer(to), rank);
+    char* const words = emulation::in_block(emulation::shared_pointer(to), rank);
     if (there) {
-      std::memcpy(word, from, 4);
+      std::memcpy(words, from, kBytes);
     } else {
-      std::memset(word, 0, 4);
+      std::memset(words, 0, kBytes);
     }
   });
 }
