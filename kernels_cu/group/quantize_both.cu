@@ -243,6 +243,14 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
       }
 
       const uint32_t group = block >> (log - 4);
+      // Of MXFP8. The lines of a lane are in the same 32 rows of a tile of 128x4.
+      const GroupScales& all = side.all_scales;
+      uint8_t* const exponents =
+          kWhat != Both::kMxfp8
+              ? nullptr
+              : static_cast<uint8_t*>(all.data) +
+                    scale_offset(all.swizzled, line, group, side.groups, side.line_step);
+      const int64_t exponent_step = all.swizzled ? row_in_tile(1) : side.line_step;
       const auto store = [&](int k, const GroupScale& g) {
         const uint32_t l = line + k;
         const uint32_t row = square_scales ? l >> log : l;
@@ -251,15 +259,13 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
         if (kWhat == Both::kPlain) {
           side.scales[row * side.line_step + group * side.group_step] = g.scale_inv;
         } else if (kWhat == Both::kMxfp8) {
-          const int64_t at =
-              scale_offset(side.all_scales.swizzled, row, group, side.groups, side.line_step);
-          static_cast<uint8_t*>(side.all_scales.data)[at] = static_cast<uint8_t>(g.exponent);
+          exponents[k * exponent_step] = static_cast<uint8_t>(g.exponent);
         } else {
-          store_scale(side.all_scales, 0, row, group, g, false, true);
+          store_scale(all, 0, row, group, g, false, true);
         }
       };
       // The factors or divisors of the elements replace the amaxes.
-#pragma unroll 1
+#pragma unroll(kWhat == Both::kMxfp8 ? 2 : 1)
       for (int j = 0; j < scales_of_lane; ++j) {
         const GroupScale g = group_scale(numerics, b[0]);
         if ((along & (group_lanes - 1)) < sharers) store(j * sharers + own, g);
