@@ -725,6 +725,10 @@ def _of_block(
 
 
 def _pair(block: Sequence[int]) -> tuple[int, int]:
+    if type(block) is tuple and len(block) == 2:
+        rows, cols = block
+        if type(rows) is int and type(cols) is int:  # the checks below take long
+            return block
     pair = tuple(block) if isinstance(block, Sequence) else ()
     if len(pair) != 2:
         raise ValueError(f"block: expected rows and columns, such as (128, 128), got {block!r}")
