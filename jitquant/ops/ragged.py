@@ -202,9 +202,9 @@ def _part(x: Tensor, activation: str) -> Part | None:
     of = PARTS.get(x.dtype)
     if of is None:
         return None
-    activates = activation != "none"
-    name = "activated" if activates else "plain"
-    return of.narrowed(name, f"-DJITQUANT_ACTIVATION={activates:d}")
+    if activation == "none":
+        return of.narrowed("plain", "-DJITQUANT_ACTIVATION=0")
+    return of.narrowed("activated", "-DJITQUANT_ACTIVATION=1")
 
 
 _SEGMENTS = {"offsets": INT64, "sizes": INT64}
