@@ -192,7 +192,8 @@ class Loader:
             return module, self.up_to_date_check(module), False
         module = self.get_request(chosen)
         fresh = self.up_to_date_check(module)
-        return module, lambda: self._records.get(request) is record and fresh(), True
+        of = self._records.get
+        return module, lambda: of(request) is record and fresh(), True
 
     def _is_ready(self, request: Request) -> bool:
         """Whether ``request`` is loaded, or a bundle or the cache has it."""

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from jitquant.ops import _checks
-from jitquant.ops.schema import Op
+from jitquant.ops.schema import Arguments, Op
 from jitquant.tensors import QuantizedTensor
 
 MAKER = "QuantizedTensor.empty(shape, ...)"
@@ -26,71 +26,51 @@ BUFFERS: dict[str, Any] = {
 """What an op has whose results are such a tensor."""
 
 
-class Form(TypedDict):
-    """What a QuantizedTensor has beside its parts."""
-
-    format: str
-    block: tuple[int, int]
-    scale_format: str
-    layout: str
-    recipe: str
+Form = tuple[str, tuple[int, int], str, str, str]
+"""What a QuantizedTensor has beside its parts: format, block, scale_format, layout and recipe."""
 
 
 def quantized(
-    op: Op,
-    arguments: Mapping[str, Any],
-    form: Form,
-    out: QuantizedTensor | None,
-    amax: bool = False,
-    *,
-    halved: bool = False,
+    op: Op, done: Any, form: Form, out: QuantizedTensor | None, amax: bool = False
 ) -> QuantizedTensor:
-    """A call of an op with one quantized result.
+    """The rest of a call of an op with one quantized result, after `Op.into`.
 
     Args:
         op: what quantizes.
-        arguments: its arguments by name, and others.
+        done: what `Op.into` has returned.
         form: of the result.
         out: buffers for the result.
         amax: whether the result has an amax.
-        halved: whether the result has half as many columns as the input.
     """
-    if out is None:
-        results = op.direct(arguments)
-        if results is NotImplemented:
-            results = op.dispatched(op.tensors(arguments))
-        described: Any = form.values()  # in the order of the container
-        return QuantizedTensor(
-            results[0],
-            results[1],
-            results[2] if amax else None,
-            results[-1] if op.inv_rms else None,
-            *described,
-        )
-    dtype = arguments["dtype"]
-    if not (
-        _fits(out, form, dtype, amax, op.inv_rms)
-        and op.direct(arguments, op.buffers_of(out)) is None
-    ):
-        tensors = op.tensors(arguments)
+    if isinstance(done, dict):
+        done = _dispatched(op, done, form, out, amax)
+    if done is None and out is not None:
+        out.recipe = form[-1]
+        return out
+    inv_rms = done[-1] if op.inv_rms else None
+    return QuantizedTensor(done[0], done[1], done[2] if amax else None, inv_rms, *form)
+
+
+def _dispatched(
+    op: Op, arguments: Arguments, form: Form, out: QuantizedTensor | None, amax: bool
+) -> Any:
+    """New results, or None, where `Op.into` has done nothing."""
+    tensors = op.tensors(arguments)
+    if out is not None:
         shape = tuple(tensors[0].shape)
-        if halved and shape:
+        if op.source is not None and op.source.cols is not None and shape:
             shape = (*shape[:-1], shape[-1] // 2)
-        _check_buffers(op, out, "out", form, shape, dtype, amax)
-        op.dispatched(tensors, _all_buffers(op, out))
-    out.recipe = form["recipe"]
-    return out
-
-
-def left_alone(
-    op: Op, arguments: Mapping[str, Any], form: Form, *, halved: bool = False
-) -> QuantizedTensor:
-    """A call that writes only the rows that are counted, into new buffers."""
-    tensors = dict(zip(op.names, op.tensors(arguments), strict=True))
-    plan = op.plan(**tensors)
-    data, scales = (torch.empty(r.shape, dtype=r.dtype, device=plan.device) for r in plan.results)
-    out = QuantizedTensor(data, scales, None, None, **form)
-    return quantized(op, tensors, form, out, halved=halved)
+        _check_buffers(op, out, "out", form, shape, arguments["dtype"], amax)
+        return op.dispatched(tensors, _all_buffers(op, out))
+    if arguments.get("zero_padding", True):
+        return op.dispatched(tensors)
+    # Of new results too, only the rows that are counted are written.
+    seen = dict(zip(op.names, tensors, strict=True))
+    plan = op.plan(**seen)
+    made = tuple(torch.empty(r.shape, dtype=r.dtype, device=plan.device) for r in plan.results)
+    if op.direct(seen, made) is NotImplemented:
+        op.dispatched(tensors, made)
+    return made
 
 
 def _all_buffers(op: Op, out: QuantizedTensor) -> tuple[Any, ...]:
@@ -101,19 +81,43 @@ def _all_buffers(op: Op, out: QuantizedTensor) -> tuple[Any, ...]:
     )
 
 
-def _fits(out: object, form: Form, dtype: torch.dtype, amax: bool, inv_rms: bool) -> bool:
-    """Whether ``out`` has the form and the parts of a result; the op looks at the parts."""
-    return (
+def fitting(
+    out: QuantizedTensor | None,
+    form: Form,
+    dtype: torch.dtype,
+    amax: bool = False,
+    inv_rms: bool = False,
+) -> Any:
+    """``out`` for `Op.into`: False if it has not the form of a result. The op looks at parts."""
+    if out is None:
+        return None
+    format, block, scale_format, layout, _ = form
+    fits = (
         type(out) is QuantizedTensor
-        and out.format == form["format"]
-        and out.block == form["block"]
-        and out.scale_format == form["scale_format"]
-        and out.layout == form["layout"]
-        and isinstance(out.data, Tensor)
-        and out.data.dtype == dtype
+        and out.format == format
+        and out.block == block
+        and out.scale_format == scale_format
+        and out.layout == layout
+        and isinstance(data := out.data, Tensor)
+        and data.dtype == dtype
         and (out.amax is not None) == amax
         and (out.inv_rms is not None) == inv_rms
     )
+    return fits and out
+
+
+def fitting_both(out: Any, form: Form, dtype: torch.dtype) -> Any:
+    """As `fitting`, of a tuple of two."""
+    if out is None:
+        return None
+    if type(out) is not tuple or len(out) != 2:
+        return False
+    first, second = out
+    fits = (
+        fitting(first, form, dtype) is first is not None
+        and fitting(second, form, dtype) is second is not None
+    )
+    return fits and out
 
 
 def _check_buffers(
@@ -126,8 +130,8 @@ def _check_buffers(
     amax: bool,
 ) -> None:
     """Raises where ``out`` has not the form, or not just the parts, of a result of this call."""
-    fields: dict[str, Any] = {**form, "dtype": dtype, "shape": shape}
-    del fields["recipe"]
+    names = ("format", "block", "scale_format", "layout")
+    fields = {**dict(zip(names, form, strict=False)), "dtype": dtype, "shape": shape}
     parts = {"amax": amax, "inv_rms": op.inv_rms}
     check_form(op, out, name, QuantizedTensor, ("data", "stored_scales"), fields, parts)
 
@@ -180,35 +184,28 @@ def check_form(
 
 def quantized_both(
     op: Op,
-    arguments: Mapping[str, Any],
+    done: Any,
     form: Form,
     out: tuple[QuantizedTensor, QuantizedTensor] | None,
 ) -> tuple[QuantizedTensor, QuantizedTensor]:
-    """A call of an op that quantizes a matrix and its transpose."""
-    if out is None:
-        results = op.direct(arguments)
-        if results is NotImplemented:
-            results = op.dispatched(op.tensors(arguments))
-        data, scales, data_t, scales_t = results
-        described: Any = form.values()  # in the order of the container
-        return (
-            QuantizedTensor(data, scales, None, None, *described),
-            QuantizedTensor(data_t, scales_t, None, None, *described),
-        )
-    dtype = arguments["dtype"]
-    if not isinstance(out, tuple) or len(out) != 2:
-        raise TypeError(f"out: expected a tuple of two QuantizedTensors, got {type(out).__name__}")
-    first, second = out
-    if not (
-        _fits(first, form, dtype, False, False)
-        and _fits(second, form, dtype, False, False)
-        and op.direct(arguments, op.buffers_of(out)) is None
-    ):
-        tensors = op.tensors(arguments)
-        shape = tuple(tensors[0].shape)
-        _check_buffers(op, first, "out[0]", form, shape, dtype, False)
-        _check_buffers(op, second, "out[1]", form, shape[::-1], dtype, False)
-        op.dispatched(tensors, op.buffers_of(out))
-    for q in out:
-        q.recipe = form["recipe"]
-    return out
+    """As `quantized`, of an op that quantizes a matrix and its transpose."""
+    if isinstance(done, dict):
+        tensors, buffers = op.tensors(done), ()
+        if out is not None:
+            if not isinstance(out, tuple) or len(out) != 2:
+                raise TypeError(
+                    f"out: expected a tuple of two QuantizedTensors, got {type(out).__name__}"
+                )
+            shape, dtype = tuple(tensors[0].shape), done["dtype"]
+            _check_buffers(op, out[0], "out[0]", form, shape, dtype, False)
+            _check_buffers(op, out[1], "out[1]", form, shape[::-1], dtype, False)
+            buffers = op.buffers_of(out)
+        done = op.dispatched(tensors, buffers)
+    if done is None and out is not None:
+        out[0].recipe = out[1].recipe = form[-1]
+        return out
+    data, scales, data_t, scales_t = done
+    return (
+        QuantizedTensor(data, scales, None, None, *form),
+        QuantizedTensor(data_t, scales_t, None, None, *form),
+    )

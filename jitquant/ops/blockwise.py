@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -30,7 +29,13 @@ from jitquant.formats import (
 )
 from jitquant.numerics import fp8 as numerics
 from jitquant.ops import _checks_fp8, sources
-from jitquant.ops._results import BUFFERS, Form, left_alone, quantized, quantized_both
+from jitquant.ops._results import (
+    BUFFERS,
+    fitting,
+    fitting_both,
+    quantized,
+    quantized_both,
+)
 from jitquant.ops.parts import Both, Part, part_for_both, part_for_residual, part_for_rope
 from jitquant.ops.schema import (
     EIGHT_BITS,
@@ -420,23 +425,29 @@ def quantize_per_token_group(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    arguments = {
-        "x": x,
-        "group_size": group_size,
-        "counts": counts,
-        "dtype": dtype,
-        "scale_format": scale_format,
-        "scale_layout": scale_layout,
-        "eps": eps,
-        "recipe": recipe,
-        "fp8_min": fp8_min,
-        "fp8_max": fp8_max,
-        "zero_padding": zero_padding,
-    }
-    if rotate != "none" or rope is not None or signs is not None or interleaved:
-        arguments |= sources.rotated_arguments(rotate, signs, rope, interleaved)
-        return _grouped(ROTATED_PER_TOKEN_GROUP, arguments, out)
-    return _grouped(QUANTIZE_PER_TOKEN_GROUP, arguments, out)
+    format = "int8_group" if dtype == torch.int8 else "fp8_group"
+    form = (format, (1, group_size), scale_format, scale_layout, recipe)
+    is_rotated = rotate != "none" or rope is not None or signs is not None or interleaved
+    done = QUANTIZE_PER_TOKEN_GROUP.into(
+        not is_rotated and (zero_padding or out is not None) and fitting(out, form, dtype),
+        x=x,
+        group_size=group_size,
+        counts=counts,
+        dtype=dtype,
+        scale_format=scale_format,
+        scale_layout=scale_layout,
+        eps=eps,
+        recipe=recipe,
+        zero_padding=zero_padding,
+        fp8_min=fp8_min,
+        fp8_max=fp8_max,
+    )
+    if is_rotated:
+        done |= sources.rotated_arguments(rotate, signs, rope, interleaved)
+        op = ROTATED_PER_TOKEN_GROUP
+        target = (zero_padding or out is not None) and fitting(out, form, dtype)
+        return quantized(op, op.into(target, **done), form, out)
+    return quantized(QUANTIZE_PER_TOKEN_GROUP, done, form, out)
 
 
 def swiglu_quantize_per_token_group(
@@ -470,25 +481,24 @@ def swiglu_quantize_per_token_group(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return _grouped(
-        SWIGLU_PER_TOKEN_GROUP,
-        {
-            "fused": fused,
-            "group_size": group_size,
-            "counts": counts,
-            "interleave": interleave,
-            "dtype": dtype,
-            "scale_format": scale_format,
-            "scale_layout": scale_layout,
-            "eps": eps,
-            "recipe": recipe,
-            "fp8_min": fp8_min,
-            "fp8_max": fp8_max,
-            "zero_padding": zero_padding,
-        },
-        out,
-        halved=True,
+    format = "int8_group" if dtype == torch.int8 else "fp8_group"
+    form = (format, (1, group_size), scale_format, scale_layout, recipe)
+    done = SWIGLU_PER_TOKEN_GROUP.into(
+        (zero_padding or out is not None) and fitting(out, form, dtype),
+        fused=fused,
+        group_size=group_size,
+        counts=counts,
+        dtype=dtype,
+        interleave=interleave,
+        scale_format=scale_format,
+        scale_layout=scale_layout,
+        eps=eps,
+        recipe=recipe,
+        zero_padding=zero_padding,
+        fp8_min=fp8_min,
+        fp8_max=fp8_max,
     )
+    return quantized(SWIGLU_PER_TOKEN_GROUP, done, form, out)
 
 
 def rmsnorm_quantize_per_token_group(
@@ -526,24 +536,24 @@ def rmsnorm_quantize_per_token_group(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return _grouped(
-        RMSNORM_PER_TOKEN_GROUP,
-        {
-            "x": x,
-            "weight": weight,
-            "group_size": group_size,
-            "residual": residual,
-            "dtype": dtype,
-            "scale_format": scale_format,
-            "scale_layout": scale_layout,
-            "eps": eps,
-            "recipe": recipe,
-            "fp8_min": fp8_min,
-            "fp8_max": fp8_max,
-            "amax_eps": amax_eps,
-        },
-        out,
+    format = "int8_group" if dtype == torch.int8 else "fp8_group"
+    form = (format, (1, group_size), scale_format, scale_layout, recipe)
+    done = RMSNORM_PER_TOKEN_GROUP.into(
+        fitting(out, form, dtype, False, True),
+        x=x,
+        weight=weight,
+        group_size=group_size,
+        eps=eps,
+        residual=residual,
+        dtype=dtype,
+        scale_format=scale_format,
+        scale_layout=scale_layout,
+        amax_eps=amax_eps,
+        recipe=recipe,
+        fp8_min=fp8_min,
+        fp8_max=fp8_max,
     )
+    return quantized(RMSNORM_PER_TOKEN_GROUP, done, form, out)
 
 
 def quantize_block(
@@ -578,10 +588,23 @@ def quantize_block(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    arguments = _of_block(
-        w, block, dtype, scale_format, scale_layout, eps, recipe, fp8_min, fp8_max
+    rows, cols = pair = _pair(block)
+    format = "int8_block" if dtype == torch.int8 else "fp8_block"
+    form = (format, pair, scale_format, scale_layout, recipe)
+    done = QUANTIZE_BLOCK.into(
+        fitting(out, form, dtype),
+        w=w,
+        block_rows=rows,
+        block_cols=cols,
+        dtype=dtype,
+        scale_format=scale_format,
+        scale_layout=scale_layout,
+        eps=eps,
+        recipe=recipe,
+        fp8_min=fp8_min,
+        fp8_max=fp8_max,
     )
-    return quantized(QUANTIZE_BLOCK, arguments, _form("block", arguments), out)
+    return quantized(QUANTIZE_BLOCK, done, form, out)
 
 
 def quantize_per_token_group_both(
@@ -615,18 +638,21 @@ def quantize_per_token_group_both(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    arguments = {
-        "x": x,
-        "group_size": group_size,
-        "dtype": dtype,
-        "scale_format": scale_format,
-        "scale_layout": scale_layout,
-        "eps": eps,
-        "recipe": recipe,
-        "fp8_min": fp8_min,
-        "fp8_max": fp8_max,
-    }
-    return quantized_both(QUANTIZE_PER_TOKEN_GROUP_BOTH, arguments, _form("group", arguments), out)
+    format = "int8_group" if dtype == torch.int8 else "fp8_group"
+    form = (format, (1, group_size), scale_format, scale_layout, recipe)
+    done = QUANTIZE_PER_TOKEN_GROUP_BOTH.into(
+        fitting_both(out, form, dtype),
+        x=x,
+        group_size=group_size,
+        dtype=dtype,
+        scale_format=scale_format,
+        scale_layout=scale_layout,
+        eps=eps,
+        recipe=recipe,
+        fp8_min=fp8_min,
+        fp8_max=fp8_max,
+    )
+    return quantized_both(QUANTIZE_PER_TOKEN_GROUP_BOTH, done, form, out)
 
 
 def quantize_block_both(
@@ -660,71 +686,30 @@ def quantize_block_both(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    arguments = _of_block(
-        w, block, dtype, scale_format, scale_layout, eps, recipe, fp8_min, fp8_max
+    rows, cols = pair = _pair(block)
+    format = "int8_block" if dtype == torch.int8 else "fp8_block"
+    form = (format, pair, scale_format, scale_layout, recipe)
+    done = QUANTIZE_BLOCK_BOTH.into(
+        fitting_both(out, form, dtype),
+        w=w,
+        block_rows=rows,
+        block_cols=cols,
+        dtype=dtype,
+        scale_format=scale_format,
+        scale_layout=scale_layout,
+        eps=eps,
+        recipe=recipe,
+        fp8_min=fp8_min,
+        fp8_max=fp8_max,
     )
-    return quantized_both(QUANTIZE_BLOCK_BOTH, arguments, _form("block", arguments), out)
-
-
-def _form(kind: str, arguments: Mapping[str, Any]) -> Form:
-    """The form of groups or blocks that are quantized with these arguments."""
-    if kind == "block":
-        block = (arguments["block_rows"], arguments["block_cols"])
-    else:
-        block = (1, arguments["group_size"])
-    return {
-        "format": f"int8_{kind}" if arguments["dtype"] == torch.int8 else f"fp8_{kind}",
-        "block": block,
-        "scale_format": arguments["scale_format"],
-        "layout": arguments["scale_layout"],
-        "recipe": arguments["recipe"],
-    }
-
-
-def _grouped(
-    op: Op, arguments: dict[str, Any], out: QuantizedTensor | None, *, halved: bool = False
-) -> QuantizedTensor:
-    """A call of an op that quantizes groups.
-
-    Args:
-        op: what is called.
-        arguments: by name.
-        out: buffers for the result, or None.
-        halved: whether the result has half as many columns as the input.
-    """
-    form = _form("group", arguments)
-    if out is None and not arguments.get("zero_padding", True):
-        return left_alone(op, arguments, form, halved=halved)
-    return quantized(op, arguments, form, out, halved=halved)
-
-
-def _of_block(
-    w: Tensor,
-    block: Sequence[int],
-    dtype: torch.dtype,
-    scale_format: str,
-    scale_layout: str,
-    eps: float | None,
-    recipe: str,
-    fp8_min: float | None,
-    fp8_max: float | None,
-) -> dict[str, Any]:
-    rows, cols = _pair(block)
-    return {
-        "w": w,
-        "block_rows": rows,
-        "block_cols": cols,
-        "dtype": dtype,
-        "scale_format": scale_format,
-        "scale_layout": scale_layout,
-        "eps": eps,
-        "recipe": recipe,
-        "fp8_min": fp8_min,
-        "fp8_max": fp8_max,
-    }
+    return quantized_both(QUANTIZE_BLOCK_BOTH, done, form, out)
 
 
 def _pair(block: Sequence[int]) -> tuple[int, int]:
+    if type(block) is tuple and len(block) == 2:
+        rows, cols = block
+        if type(rows) is int and type(cols) is int:  # the checks below take long
+            return block
     pair = tuple(block) if isinstance(block, Sequence) else ()
     if len(pair) != 2:
         raise ValueError(f"block: expected rows and columns, such as (128, 128), got {block!r}")

@@ -29,7 +29,6 @@ that is not accepted. The message lists what is expected. On a GPU also
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,7 +55,7 @@ from jitquant.formats import (
 )
 from jitquant.numerics import fp8 as numerics
 from jitquant.ops import _checks, _checks_fp8, _sharded, sources
-from jitquant.ops._results import BUFFERS, MAKER, Form, quantized
+from jitquant.ops._results import BUFFERS, MAKER, Form, fitting, quantized
 from jitquant.ops.blockwise import GROUP_EPS, quantize_block, quantize_per_token_group
 from jitquant.ops.parts import part_for_residual, part_for_rope
 from jitquant.ops.schema import (
@@ -342,8 +341,8 @@ def quantize_fp8(
     is_rotated = rotate != "none" or rope is not None or signs is not None or interleaved
     if granularity not in GRANULARITIES:
         one_of("granularity", granularity, FP8_GRANULARITIES)
-        given = {"scale": scale, "scale_ub": scale_ub, "process_group": process_group}
-        for name, value in given.items():
+        lacks = {"scale": scale, "scale_ub": scale_ub, "process_group": process_group}
+        for name, value in lacks.items():
             if value is not None:
                 raise ValueError(
                     f"{name}: expected None with granularity {granularity!r}, got a scale. Each "
@@ -362,28 +361,40 @@ def quantize_fp8(
                 f"{granularity!r}"
             )
         return quantize_block(x, dtype=dtype, eps=amax_eps, out=out)
-    arguments = {
-        "x": x,
-        "dtype": dtype,
-        "scale_ub": scale_ub,
-        "amax_eps": amax_eps,
-        "granularity": granularity,
-        "with_amax": amax,
-    }
-    if not is_rotated:
-        return _scaled(QUANTIZE, arguments, scale, process_group, out)
-    if granularity == "tensor" and scale is None:
-        raise ValueError(
-            "granularity: expected '1x128', 'row' or a given scale with rotate or rope, got "
-            "'tensor' without a scale"
-        )
+    given, number = None, None
+    if scale is not None and process_group is None:
+        given, number, granularity = _scale(scale, x, "x", granularity)
+    form = (_INT8_FORMS if dtype == torch.int8 else _FORMS)[granularity]
+    with_amax = scale is None or amax
+    is_plain = not is_rotated and process_group is None
+    done = QUANTIZE.scaled.into(
+        is_plain and fitting(out, form, dtype, with_amax),
+        x=x,
+        scale=given,
+        dtype=dtype,
+        scale_value=number,
+        scale_ub=scale_ub,
+        amax_eps=amax_eps,
+        granularity=granularity,
+        with_amax=with_amax,
+    )
+    if is_rotated:
+        if granularity == "tensor" and scale is None:
+            raise ValueError(
+                "granularity: expected '1x128', 'row' or a given scale with rotate or rope, got "
+                "'tensor' without a scale"
+            )
+        if process_group is not None:
+            raise ValueError(
+                "process_group: expected None with rotate or rope, got a group. Use "
+                "quantize_per_token_group, whose scales need no process group"
+            )
+        done |= sources.rotated_arguments(rotate, signs, rope, interleaved)
+        done = ROTATED.scaled.into(fitting(out, form, dtype, with_amax), **done)
+        return quantized(ROTATED.scaled, done, form, out, with_amax)
     if process_group is not None:
-        raise ValueError(
-            "process_group: expected None with rotate or rope, got a group. Use "
-            "quantize_per_token_group, whose scales need no process group"
-        )
-    arguments |= sources.rotated_arguments(rotate, signs, rope, interleaved)
-    return _scaled(ROTATED, arguments, scale, None, out)
+        return _over(process_group, QUANTIZE, done, form, scale, out)
+    return quantized(QUANTIZE.scaled, done, form, out, with_amax)
 
 
 def swiglu_quantize_fp8(
@@ -420,21 +431,28 @@ def swiglu_quantize_fp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return _scaled(
-        SWIGLU,
-        {
-            "fused": fused,
-            "dtype": dtype,
-            "interleave": interleave,
-            "scale_ub": scale_ub,
-            "amax_eps": amax_eps,
-            "granularity": granularity,
-            "with_amax": amax,
-        },
-        scale,
-        process_group,
-        out,
+    if granularity not in GRANULARITIES:
+        one_of("granularity", granularity, GRANULARITIES)
+    given, number = None, None
+    if scale is not None and process_group is None:
+        given, number, granularity = _scale(scale, fused, "fused", granularity)
+    form = (_INT8_FORMS if dtype == torch.int8 else _FORMS)[granularity]
+    with_amax = scale is None or amax
+    done = SWIGLU.scaled.into(
+        process_group is None and fitting(out, form, dtype, with_amax),
+        fused=fused,
+        scale=given,
+        dtype=dtype,
+        scale_value=number,
+        scale_ub=scale_ub,
+        amax_eps=amax_eps,
+        granularity=granularity,
+        interleave=interleave,
+        with_amax=with_amax,
     )
+    if process_group is not None:
+        return _over(process_group, SWIGLU, done, form, scale, out)
+    return quantized(SWIGLU.scaled, done, form, out, with_amax)
 
 
 def rmsnorm_quantize_fp8(
@@ -475,23 +493,28 @@ def rmsnorm_quantize_fp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return _scaled(
-        RMSNORM,
-        {
-            "x": x,
-            "weight": weight,
-            "eps": eps,
-            "residual": residual,
-            "dtype": dtype,
-            "scale_ub": scale_ub,
-            "amax_eps": amax_eps,
-            "granularity": granularity,
-            "with_amax": amax,
-        },
-        scale,
-        None,
-        out,
+    if granularity not in GRANULARITIES:
+        one_of("granularity", granularity, GRANULARITIES)
+    given, number = None, None
+    if scale is not None:
+        given, number, granularity = _scale(scale, x, "x", granularity)
+    form = (_INT8_FORMS if dtype == torch.int8 else _FORMS)[granularity]
+    with_amax = scale is None or amax
+    done = RMSNORM.scaled.into(
+        fitting(out, form, dtype, with_amax, True),
+        x=x,
+        weight=weight,
+        scale=given,
+        eps=eps,
+        residual=residual,
+        dtype=dtype,
+        scale_value=number,
+        scale_ub=scale_ub,
+        amax_eps=amax_eps,
+        granularity=granularity,
+        with_amax=with_amax,
     )
+    return quantized(RMSNORM.scaled, done, form, out, with_amax)
 
 
 def dequantize(
@@ -518,96 +541,57 @@ def dequantize(
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
     block_rows, block_cols = q.block
-    arguments = {
-        "data": q.data,
-        "scale_inv": q.stored_scales,
-        "block_rows": block_rows,
-        "block_cols": block_cols,
-        "scale_layout": q.layout,
-        "dtype": dtype,
-    }
-    return DEQUANTIZE.one_tensor(arguments, out)
-
-
-_FORMS = {
-    (kind, granularity): Form(
-        format=f"{kind}_{granularity}",
-        block=block,
-        scale_format="float32",
-        layout="row",
-        recipe="te",
+    done = DEQUANTIZE.into(
+        out,
+        data=q.data,
+        scale_inv=q.stored_scales,
+        block_rows=block_rows,
+        block_cols=block_cols,
+        scale_layout=q.layout,
+        dtype=dtype,
     )
+    return DEQUANTIZE.one_tensor(done, out)
+
+
+_FORMS, _INT8_FORMS = (
+    {
+        granularity: (f"{kind}_{granularity}", block, "float32", "row", "te")
+        for granularity, block in (("tensor", (0, 0)), ("row", (1, 0)))
+    }
     for kind in ("fp8", "int8")
-    for granularity, block in (("tensor", (0, 0)), ("row", (1, 0)))
-}
-
-
-def _form(arguments: Mapping[str, Any], granularity: str) -> Form:
-    return _FORMS["int8" if arguments["dtype"] == torch.int8 else "fp8", granularity]
+)
 
 
 def _scale(
-    scale: float | Tensor, x: Tensor, name: str, granularity: Granularity
+    scale: float | Tensor, x: Tensor, name: str, granularity: FP8Granularity
 ) -> tuple[Tensor | None, float | None, Granularity]:
     """A given scale as a tensor or a number, and the granularity that it decides."""
-    if isinstance(scale, Tensor) or hasattr(scale, "__dlpack__"):
-        # The op looks at a tensor.
-        given = scale if isinstance(scale, Tensor) else _checks.as_tensor(scale, "scale")
+    given = scale if isinstance(scale, Tensor) else _checks.seen_as_tensor(scale, "scale")
+    if isinstance(given, Tensor):
+        # The op looks at it.
         if given.numel() != 1:
             return given, None, "row"
-        if granularity == "row" and _checks.row_count(_checks.as_tensor(x, name).shape[:-1]) != 1:
-            granularity = "tensor"
-        return given, None, granularity
-    number: object = scale
-    if not isinstance(number, bool) and isinstance(number, Real):
-        return None, float(number), "tensor"
+        if granularity == "row" and _checks.row_count(_checks.as_tensor(x, name).shape[:-1]) == 1:
+            return given, None, "row"
+        return given, None, "tensor"
+    if not isinstance(given, bool) and isinstance(given, Real):
+        return None, float(given), "tensor"
     raise TypeError(
         "scale: expected None (computed), a number, or a float32 tensor of one element or one for "
         f"each row, got {type(scale).__name__}"
     )
 
 
-def _scaled(
-    ops: Scaled,
-    arguments: dict[str, Any],
-    scale: float | Tensor | None,
-    process_group: ProcessGroup | None,
-    out: QuantizedTensor | None,
-) -> QuantizedTensor:
-    """A call of the op that the scale asks for.
-
-    Args:
-        ops: the ops of the function.
-        arguments: those of both ops, by name.
-        scale: as it was given.
-        process_group: as it was given.
-        out: as it was given.
-    """
-    if process_group is not None:
-        _sharded.check_no_scale(process_group, scale, "scale")
-        return _over(process_group, ops, arguments, out)
-    granularity = arguments["granularity"]
-    if granularity not in GRANULARITIES:
-        one_of("granularity", granularity, GRANULARITIES)
-    if scale is None:
-        arguments["scale"] = arguments["scale_value"] = None
-        arguments["with_amax"] = True
-    else:
-        of = ops.source.of
-        given, number, granularity = _scale(scale, arguments[of], of, granularity)
-        arguments["scale"], arguments["scale_value"] = given, number
-        arguments["granularity"] = granularity
-    halved, amax = ops.source.cols is not None, arguments["with_amax"]
-    return quantized(ops.scaled, arguments, _form(arguments, granularity), out, amax, halved=halved)
-
-
 def _over(
     process_group: ProcessGroup,
     ops: Scaled,
     arguments: dict[str, Any],
+    form: Form,
+    scale: float | Tensor | None,
     out: QuantizedTensor | None,
 ) -> QuantizedTensor:
     """FP8 or INT8 with the amax of a process group."""
+    _sharded.check_no_scale(process_group, scale, "scale")
     assert ops.from_amax is not None
     of, halved = ops.source.of, ops.source.cols is not None
     x = arguments[of] = _checks.with_columns(_checks.as_tensor(arguments[of], of))
@@ -616,8 +600,6 @@ def _over(
         ops.source.accepts[of].check(of, x)
         _checks_fp8.gate_and_up(x, arguments["interleave"])
         values = {"intermediate": x.shape[-1] // 2, "op": "swiglu"}
-    granularity = arguments["granularity"]
-    one_of("granularity", granularity, GRANULARITIES)
     amax = arguments["amax"] = _sharded.amax_over(
         process_group,
         _sharded.DEINTERLEAVE_AMAX if halved else _sharded.AMAX,
@@ -625,7 +607,9 @@ def _over(
         _sharded.amax_buffer(out),
     )
     buffers = None if out is None else replace(out, amax=None)
-    q = quantized(ops.from_amax, arguments, _form(arguments, granularity), buffers, halved=halved)
+    op, dtype = ops.from_amax, arguments["dtype"]
+    own = {name: arguments[name] for name in op.names}
+    q = quantized(op, op.into(fitting(buffers, form, dtype), **own), form, buffers)
     if out is not None:
         return out
     return replace(q, amax=amax.reshape(q.scale_inv.shape))

@@ -20,7 +20,7 @@ from jitquant.formats import (
 )
 from jitquant.numerics import mxfp8 as numerics
 from jitquant.ops import _checks_fp8
-from jitquant.ops._results import BUFFERS, Form, quantized, quantized_both
+from jitquant.ops._results import BUFFERS, Form, fitting, fitting_both, quantized, quantized_both
 from jitquant.ops.parts import Both, Part, part_for_both
 from jitquant.ops.schema import FP8, MATRIX, Op, Plan, Result, Values
 from jitquant.tensors import QuantizedTensor
@@ -113,8 +113,9 @@ def quantize_mxfp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    arguments = {"x": x, "dtype": dtype, "scale_layout": scale_layout}
-    return quantized(QUANTIZE, arguments, _form(scale_layout), out)
+    form = _form(scale_layout)
+    done = QUANTIZE.into(fitting(out, form, dtype), x=x, dtype=dtype, scale_layout=scale_layout)
+    return quantized(QUANTIZE, done, form, out)
 
 
 def quantize_mxfp8_both(
@@ -141,15 +142,12 @@ def quantize_mxfp8_both(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    arguments = {"x": x, "dtype": dtype, "scale_layout": scale_layout}
-    return quantized_both(QUANTIZE_BOTH, arguments, _form(scale_layout), out)
+    form = _form(scale_layout)
+    done = QUANTIZE_BOTH.into(
+        fitting_both(out, form, dtype), x=x, dtype=dtype, scale_layout=scale_layout
+    )
+    return quantized_both(QUANTIZE_BOTH, done, form, out)
 
 
 def _form(scale_layout: str) -> Form:
-    return {
-        "format": "mxfp8",
-        "block": (1, MXFP8_BLOCK),
-        "scale_format": "e8m0",
-        "layout": scale_layout,
-        "recipe": "te",
-    }
+    return ("mxfp8", (1, MXFP8_BLOCK), "e8m0", scale_layout, "te")

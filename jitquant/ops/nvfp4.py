@@ -219,7 +219,8 @@ def family_of(
         normalized: of a norm, the source of the second half.
     """
     module = computed[0]
-    rest: dict[str, Any] = {"module": module, "maker": _MAKER, "part": part}
+    common = {"maker": _MAKER, "others": ("gsa", "gsa_value", "divisor", "granularity")}
+    rest: dict[str, Any] = {"module": module, "part": part, **common}
     return Family(
         source,
         product(name, source, COMPUTED, function=computed[1], **rest),
@@ -229,7 +230,7 @@ def family_of(
             GIVEN,
             function=given[1],
             also=also,
-            **(rest if given[0] == module else {"module": given[0], "maker": _MAKER}),
+            **(rest if given[0] == module else {"module": given[0], **common}),
         ),
         product(
             f"{name}_from_amax",
@@ -303,7 +304,7 @@ def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR, *, out: Tensor | None = 
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return AMAX_GSA.one_tensor({"x": x, "divisor": divisor}, out)
+    return AMAX_GSA.one_tensor(AMAX_GSA.into(out, x=x, divisor=divisor), out)
 
 
 def quantize_nvfp4(
@@ -390,19 +391,21 @@ def quantize_nvfp4(
             f"{name}: expected None without a recipe that takes it, got a tensor. Pass rotate= "
             "with signs, and rounding='stochastic' with the others"
         )
-    return quantized(
-        QUANTIZE,
-        {
-            "x": x,
-            "divisor": divisor,
-            "granularity": granularity,
-            "recipe": recipe,
-            "scale_layout": scale_layout,
-        },
-        gsa,
-        process_group,
-        out,
+    op, number, given, covers = chosen(QUANTIZE, gsa, granularity)
+    form = (x, None, -1, scale_layout, covers, recipe)
+    done = op.into(
+        process_group is None and fitting(op, form, given, out),
+        x=x,
+        gsa=given,
+        divisor=divisor,
+        granularity=granularity,
+        recipe=recipe,
+        scale_layout=scale_layout,
+        gsa_value=number,
     )
+    if process_group is not None:
+        return over(process_group, QUANTIZE, done, form, gsa, out)
+    return quantized(op, done, form, given, out)
 
 
 def quantize_weight_nvfp4(
@@ -439,58 +442,122 @@ def quantize_weight_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return quantized(
-        WEIGHT,
-        {
-            "w": w,
-            "divisor": divisor,
-            "granularity": "tensor",
-            "block": block,
-            "dim": dim,
-            "recipe": recipe,
-            "scale_layout": scale_layout,
-        },
-        gsa,
-        process_group,
-        out,
+    op, number, given, covers = chosen(WEIGHT, gsa, "tensor")
+    form = (w, None, dim, scale_layout, covers, recipe)
+    done = op.into(
+        process_group is None and fitting(op, form, given, out),
+        w=w,
+        gsa=given,
+        divisor=divisor,
+        granularity="tensor",
+        block=block,
+        dim=dim,
+        recipe=recipe,
+        scale_layout=scale_layout,
+        gsa_value=number,
     )
+    if process_group is not None:
+        return over(process_group, WEIGHT, done, form, gsa, out)
+    return quantized(op, done, form, given, out)
+
+
+Form = tuple[Tensor, int | None, int, str, str, str]
+"""What a result is made from beside its parts: the tensor that is quantized; the columns of the
+result, if these are others; dim, scale_layout, granularity and recipe.
+"""
+
+
+def chosen(
+    family: Family, gsa: float | Tensor | None, granularity: str
+) -> tuple[Op, float | None, Tensor | None, str]:
+    """The op that a gsa asks for, the gsa as a number or a tensor, and the result's granularity."""
+    if gsa is None:
+        return family.computed, None, None, granularity
+    given = gsa if isinstance(gsa, Tensor) and gsa.dim() == 1 else _checks.as_gsa(gsa)
+    if isinstance(given, Tensor):
+        if granularity not in GRANULARITIES:
+            one_of("granularity", granularity, GRANULARITIES)
+        return family.given, None, given, "tensor" if given.numel() == 1 else "row"
+    return family.computed, given, None, "tensor"  # the op says whether granularity is a name
+
+
+def fitting(op: Op, form: Form, gsa: Tensor | None, out: NVFP4Tensor | None) -> Any:
+    """``out`` for `Op.into`: False if it has not the form of a result; the op looks at the parts.
+
+    ``gsa`` is one that is given as a tensor.
+    """
+    if out is None:
+        return None
+    x, cols, dim, scale_layout, granularity, _ = form
+    fits = (
+        type(out) is NVFP4Tensor
+        and out.scale_layout == scale_layout
+        and out.dim == dim
+        and (gsa is not None or out.granularity == granularity)
+        and out.cols
+        == (shape[dim] if cols is None and isinstance(x, Tensor) and (shape := x.shape) else cols)
+        and (out.inv_rms is None or op.inv_rms)
+    )
+    return fits and out
 
 
 def quantized(
-    family: Family,
-    arguments: dict[str, Any],
-    gsa: float | Tensor | None,
-    process_group: ProcessGroup | None,
-    out: NVFP4Tensor | None,
+    op: Op, done: Any, form: Form, gsa: Tensor | None, out: NVFP4Tensor | None
 ) -> NVFP4Tensor:
-    """A call of the op that the gsa asks for.
+    """The rest of a call of an op that quantizes, after `Op.into`.
 
     Args:
-        family: the ops.
-        arguments: those of all ops of the family, by name.
-        gsa: as it was given.
-        process_group: as it was given.
-        out: as it was given.
+        op: what is called.
+        done: what `Op.into` has returned.
+        form: of the result.
+        gsa: that is given as a tensor.
+        out: buffers for the results, or None.
     """
-    given = None
-    if gsa is not None:
-        if not isinstance(gsa, Tensor) or gsa.dim() != 1:
-            gsa = _checks.as_gsa(gsa)
-        if isinstance(gsa, Tensor):
-            given = arguments["gsa"] = gsa
-            if arguments["granularity"] not in GRANULARITIES:
-                one_of("granularity", arguments["granularity"], GRANULARITIES)
-            arguments["granularity"] = "tensor" if gsa.numel() == 1 else "row"
-    if process_group is not None:
-        _sharded.check_no_scale(process_group, gsa, "gsa")
-        if family.amax is not None:
-            return _norm_over(process_group, family, arguments, out)
-        arguments["amax"] = _amax_over(process_group, family.source, arguments)
-        return _call(family.from_amax, family.source, arguments, None, out)
-    if given is not None:
-        return _call(family.given, family.source, arguments, given, out)
-    arguments["gsa_value"] = gsa
-    return _call(family.computed, family.source, arguments, None, out)
+    if isinstance(done, dict):
+        tensors = op.tensors(done)
+        form = (tensors[0], *form[1:])  # perhaps an array of another library before
+        if out is not None:
+            _check_buffers(op, form, gsa, out)
+        done = op.dispatched(tensors, () if out is None else op.buffers_of(out))
+    x, cols, dim, scale_layout, granularity, recipe = form
+    if done is None and out is not None:
+        out.recipe = recipe
+        if gsa is not None:
+            out.gsa, out.granularity = gsa, granularity
+        return out
+    return NVFP4Tensor(
+        done[0],
+        done[1],
+        done[2] if gsa is None else gsa,
+        done[-1] if op.inv_rms else None,
+        x.shape[dim] if cols is None else cols,
+        scale_layout,
+        granularity,
+        recipe,
+        dim,
+    )
+
+
+def _check_buffers(op: Op, form: Form, gsa: Tensor | None, out: NVFP4Tensor) -> None:
+    """Raises where ``out`` has not the form of a result of this call."""
+    x, cols, dim, scale_layout, granularity, _ = form
+    shape: tuple[Any, ...] = tuple(x.shape)
+    if dim == -1:
+        size = shape[-1] if cols is None and shape else cols
+        shape = (*shape[: len(shape) - (op.source.reduced if op.source else 1)], size)
+    fields: dict[str, Any] = {"shape": shape, "dim": dim, "scale_layout": scale_layout}
+    if gsa is None:
+        fields["granularity"] = granularity
+    parts = {"inv_rms": op.inv_rms}
+    check_form(op, out, "out", NVFP4Tensor, ("x_fp4", "x_sf"), fields, parts)
+
+
+def _call(op: Op, arguments: dict[str, Any], form: Form, out: NVFP4Tensor | None) -> NVFP4Tensor:
+    """A call of an op that quantizes with these arguments, and others, by name."""
+    done: Any = NotImplemented
+    if fitting(op, form, None, out) is not False:
+        done = op.direct(arguments, () if out is None else op.buffers_of(out))
+    return quantized(op, arguments if done is NotImplemented else done, form, None, out)
 
 
 def _by_recipe(
@@ -534,74 +601,26 @@ def _by_recipe(
         one_of("granularity", arguments["granularity"], GRANULARITIES)
         arguments["granularity"] = "tensor" if amax.numel() == 1 else "row"
     arguments["amax"] = amax
-    return _call(recipes.QUANTIZE, sources.PLAIN, arguments, None, out)
+    granularity, recipe = arguments["granularity"], arguments["recipe"]
+    form = (x, None, -1, arguments["scale_layout"], granularity, recipe)
+    return _call(recipes.QUANTIZE, arguments, form, out)
 
 
-def _call(
-    op: Op,
-    source: Source,
+def over(
+    process_group: ProcessGroup,
+    family: Family,
     arguments: dict[str, Any],
-    gsa: Tensor | None,
+    form: Form,
+    gsa: float | Tensor | None,
     out: NVFP4Tensor | None,
 ) -> NVFP4Tensor:
-    """A call of an op that quantizes, and its results put together.
-
-    Args:
-        op: what is called.
-        source: of its values.
-        arguments: its arguments by name, and others.
-        gsa: the gsa that is given as a tensor.
-        out: buffers for the results, or None.
-    """
-    cols = None if source.cols is None else arguments["intermediate"]
-    dim = -1 if source.granularity is not None else arguments["dim"]
-    # Of the name that was given the op says whether it is one.
-    number = gsa is None and arguments.get("gsa_value") is not None
-    granularity = "tensor" if number else arguments["granularity"]
-    if out is None:
-        results = op.direct(arguments)
-        if results is NotImplemented:
-            tensors = op.tensors(arguments)
-            results = op.dispatched(tensors)
-            arguments[source.of] = tensors[0]  # perhaps an array of another library before
-        return NVFP4Tensor(
-            results[0],
-            results[1],
-            results[2] if gsa is None else gsa,
-            results[-1] if op.inv_rms else None,
-            arguments[source.of].shape[dim] if cols is None else cols,
-            arguments["scale_layout"],
-            granularity,
-            arguments["recipe"],
-            dim,
-        )
-    scale_layout = arguments["scale_layout"]
-    if not (
-        type(out) is NVFP4Tensor
-        and out.scale_layout == scale_layout
-        and (gsa is not None or out.granularity == granularity)
-        and out.dim == dim
-        and isinstance(x := arguments[source.of], Tensor)
-        and x.dim()
-        and out.cols == (x.size(dim) if cols is None else cols)
-        and (out.inv_rms is None or op.inv_rms)
-        and op.direct(arguments, op.buffers_of(out)) is None
-    ):
-        tensors = op.tensors(arguments)
-        shape = tensors[0].shape
-        if dim == -1:
-            size = shape[-1] if cols is None and shape else cols
-            shape = (*shape[: len(shape) - source.reduced], size)
-        form = {"shape": tuple(shape), "dim": dim, "scale_layout": scale_layout}
-        if gsa is None:
-            form["granularity"] = granularity
-        parts = {"inv_rms": op.inv_rms}
-        check_form(op, out, "out", NVFP4Tensor, ("x_fp4", "x_sf"), form, parts)
-        op.dispatched(tensors, op.buffers_of(out))
-    out.recipe = arguments["recipe"]
-    if gsa is not None:
-        out.gsa, out.granularity = gsa, granularity
-    return out
+    """A call with the amax of a process group; the gsa, which cannot be given, as it was given."""
+    _sharded.check_no_scale(process_group, gsa, "gsa")
+    if family.amax is not None:
+        return _norm_over(process_group, family, arguments, form, out)
+    arguments["amax"] = _amax_over(process_group, family.source, arguments)
+    form = (arguments[family.source.of], *form[1:])
+    return _call(family.from_amax, arguments, form, out)
 
 
 def _amax_over(process_group: ProcessGroup, source: Source, arguments: dict[str, Any]) -> Tensor:
@@ -619,6 +638,7 @@ def _norm_over(
     process_group: ProcessGroup,
     family: Family,
     arguments: dict[str, Any],
+    form: Form,
     out: NVFP4Tensor | None,
 ) -> NVFP4Tensor:
     """A norm with the amax of a group: one op, an all_reduce, and another."""
@@ -636,7 +656,8 @@ def _norm_over(
     if arguments.get("residual") is not None:
         arguments["x"] = arguments["residual"]  # what was normalized
     arguments |= {"amax": amax, "inv_rms": inv_rms}
-    q = _call(family.from_amax, family.source, arguments, None, buffers)
+    form = (arguments[of], *form[1:])
+    q = _call(family.from_amax, arguments, form, buffers)
     if out is None:
         return replace(q, inv_rms=inv_rms)
     out.recipe = arguments["recipe"]

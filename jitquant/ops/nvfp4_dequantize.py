@@ -147,16 +147,17 @@ def _dequantize_parts(
     if not isinstance(gsa, Tensor) or gsa.dim() != 1:
         gsa = _checks.seen_as_tensor(gsa, "gsa")
         gsa = _checks.flat_gsa(gsa) if isinstance(gsa, Tensor) else gsa
-    arguments = {
-        "x_fp4": x_fp4,
-        "x_sf": x_sf,
-        "gsa": gsa,
-        "cols": cols,
-        "dim": dim,
-        "scale_layout": scale_layout,
-        "dtype": dtype,
-    }
-    return DEQUANTIZE.one_tensor(arguments, out)
+    done = DEQUANTIZE.into(
+        out,
+        x_fp4=x_fp4,
+        x_sf=x_sf,
+        gsa=gsa,
+        cols=cols,
+        dim=dim,
+        scale_layout=scale_layout,
+        dtype=dtype,
+    )
+    return DEQUANTIZE.one_tensor(done, out)
 
 
 NVFP4Tensor._dequantize = _dequantize_whole

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jitquant.formats import NVFP4_DIVISOR, DeinterleaveOp, Granularity, Recipe, ScaleLayout
 from jitquant.ops import sources
-from jitquant.ops.nvfp4 import family_of, quantized
+from jitquant.ops.nvfp4 import chosen, family_of, fitting, over, quantized
 from jitquant.ops.parts import PARTS, Part, part_for_residual
 from jitquant.ops.schema import Op
 from jitquant.tensors import QuantizedActivation
@@ -112,22 +112,24 @@ def deinterleave_quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return quantized(
-        DEINTERLEAVE,
-        {
-            "fused": fused,
-            "intermediate": intermediate,
-            "interleave": interleave,
-            "divisor": divisor,
-            "op": op,
-            "granularity": granularity,
-            "recipe": recipe,
-            "scale_layout": scale_layout,
-        },
-        gsa,
-        process_group,
-        out,
+    of_gsa, number, given, covers = chosen(DEINTERLEAVE, gsa, granularity)
+    form = (fused, intermediate, -1, scale_layout, covers, recipe)
+    done = of_gsa.into(
+        process_group is None and fitting(of_gsa, form, given, out),
+        fused=fused,
+        intermediate=intermediate,
+        interleave=interleave,
+        op=op,
+        gsa=given,
+        divisor=divisor,
+        granularity=granularity,
+        recipe=recipe,
+        scale_layout=scale_layout,
+        gsa_value=number,
     )
+    if process_group is not None:
+        return over(process_group, DEINTERLEAVE, done, form, gsa, out)
+    return quantized(of_gsa, done, form, given, out)
 
 
 def rmsnorm_quantize_nvfp4(
@@ -171,22 +173,24 @@ def rmsnorm_quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return quantized(
-        RMSNORM,
-        {
-            "x": x,
-            "weight": weight,
-            "eps": eps,
-            "residual": residual,
-            "divisor": divisor,
-            "granularity": granularity,
-            "recipe": recipe,
-            "scale_layout": scale_layout,
-        },
-        gsa,
-        process_group,
-        out,
+    op, number, given, covers = chosen(RMSNORM, gsa, granularity)
+    form = (x, None, -1, scale_layout, covers, recipe)
+    done = op.into(
+        process_group is None and fitting(op, form, given, out),
+        x=x,
+        weight=weight,
+        eps=eps,
+        residual=residual,
+        gsa=given,
+        divisor=divisor,
+        granularity=granularity,
+        recipe=recipe,
+        scale_layout=scale_layout,
+        gsa_value=number,
     )
+    if process_group is not None:
+        return over(process_group, RMSNORM, done, form, gsa, out)
+    return quantized(op, done, form, given, out)
 
 
 def mhc_rmsnorm_quantize_nvfp4(
@@ -227,19 +231,21 @@ def mhc_rmsnorm_quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return quantized(
-        MHC,
-        {
-            "X": X,
-            "A": A,
-            "weight": weight,
-            "eps": eps,
-            "divisor": divisor,
-            "granularity": granularity,
-            "recipe": recipe,
-            "scale_layout": scale_layout,
-        },
-        gsa,
-        process_group,
-        out,
+    op, number, given, covers = chosen(MHC, gsa, granularity)
+    form = (X, None, -1, scale_layout, covers, recipe)
+    done = op.into(
+        process_group is None and fitting(op, form, given, out),
+        X=X,
+        A=A,
+        weight=weight,
+        eps=eps,
+        gsa=given,
+        divisor=divisor,
+        granularity=granularity,
+        recipe=recipe,
+        scale_layout=scale_layout,
+        gsa_value=number,
     )
+    if process_group is not None:
+        return over(process_group, MHC, done, form, gsa, out)
+    return quantized(op, done, form, given, out)

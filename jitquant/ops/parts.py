@@ -52,12 +52,16 @@ class Both(enum.IntEnum):
     ANY = 2
 
 
+#: For `narrowed`: making this text takes longer than the rest of a call.
+_OF_BOTH = tuple((scales.name.lower(), f"-DJITQUANT_BOTH={scales:d}") for scales in Both)
+
+
 def part_for_both(x: Tensor, scales: Both) -> Part | None:
     """What a matrix and its transpose need of their module, if all blocks of 16 are whole."""
     of = PARTS.get(x.dtype)
     if of is None or x.shape[-1:].numel() % 16 != 0:
         return of
-    return of.narrowed(scales.name.lower(), f"-DJITQUANT_BOTH={scales:d}")
+    return of.narrowed(*_OF_BOTH[scales])
 
 
 #: Operands of products are aligned if their columns are a multiple of this and their memory is

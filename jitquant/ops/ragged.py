@@ -11,7 +11,7 @@ not read or check them; no kernel accesses memory outside of the buffer, even if
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -202,16 +202,19 @@ def _part(x: Tensor, activation: str) -> Part | None:
     of = PARTS.get(x.dtype)
     if of is None:
         return None
-    activates = activation != "none"
-    name = "activated" if activates else "plain"
-    return of.narrowed(name, f"-DJITQUANT_ACTIVATION={activates:d}")
+    if activation == "none":
+        return of.narrowed("plain", "-DJITQUANT_ACTIVATION=0")
+    return of.narrowed("activated", "-DJITQUANT_ACTIVATION=1")
 
 
 _SEGMENTS = {"offsets": INT64, "sizes": INT64}
+_OTHERS = ("scale", "recipe", "dtype", "activation")
+"""Arguments of some formats, which `quantize_ragged` passes to all."""
 QUANTIZE_FP8 = Op(
     "quantize_ragged_fp8",
     ["data", "scale_inv", "amax"],
     module="quantize_ragged",
+    others=_OTHERS,
     plan=_plan_fp8,
     reference=numerics.quantize_ragged_fp8,
     accepts={"x": INPUT, **_SEGMENTS, "scale": FP32, "dtype": FP8},
@@ -233,6 +236,7 @@ QUANTIZE_NVFP4 = Op(
     "quantize_ragged_nvfp4",
     ["x_fp4", "x_sf", "gsa", "amax"],
     module="quantize_ragged_nvfp4",
+    others=_OTHERS,
     plan=_plan_nvfp4,
     reference=numerics.quantize_ragged_nvfp4,
     accepts={"x": INPUT, **_SEGMENTS, "scale": FP32},
@@ -244,6 +248,7 @@ QUANTIZE_MXFP8 = Op(
     "quantize_ragged_mxfp8",
     ["data", "block_scales"],
     module="quantize_ragged_mxfp8",
+    others=_OTHERS,
     plan=_plan_mxfp8,
     reference=numerics.quantize_ragged_mxfp8,
     accepts={"x": INPUT, **_SEGMENTS, "dtype": FP8},
@@ -276,6 +281,8 @@ DEQUANTIZE_NVFP4 = Op(
     accepts={**_SEGMENTS, "gsa": FP32, "dtype": OUTPUT},
     maker=_MAKER,
 )
+
+_OF_FORMATS = {"fp8_tensor": QUANTIZE_FP8, "nvfp4": QUANTIZE_NVFP4, "mxfp8": QUANTIZE_MXFP8}
 
 OPS: tuple[Op, ...] = (
     QUANTIZE_FP8,
@@ -386,28 +393,27 @@ def quantize_ragged(
 
         return _over(process_group, again, dtype, out)
     # An op takes only the arguments that its format uses.
-    one_of("format", format, RAGGED_FORMATS)
+    if format not in RAGGED_FORMATS:
+        one_of("format", format, RAGGED_FORMATS)
     if format == "nvfp4":
-        FP8.check("dtype", dtype)
-    else:
+        if dtype not in FP8.accepted:
+            FP8.check("dtype", dtype)
+    elif recipe not in RECIPES:
         one_of("recipe", recipe, RECIPES)
-    if format != "fp8_tensor":
+    if format != "fp8_tensor" and activation != "none":
         one_of("activation", activation, ("none",))
-    return _quantized(
-        {"nvfp4": QUANTIZE_NVFP4, "mxfp8": QUANTIZE_MXFP8}.get(format, QUANTIZE_FP8),
-        out,
-        format=format,
-        recipe=recipe if format == "nvfp4" else "te",
-        arguments={
-            "x": x,
-            "offsets": offsets,
-            "scale": scale,
-            "sizes": sizes,
-            "recipe": recipe,
-            "dtype": dtype,
-            "activation": activation,
-        },
+    op = _OF_FORMATS[format]
+    done = op.into(
+        _fitting(out, x, format, False),
+        x=x,
+        offsets=offsets,
+        scale=scale,
+        sizes=sizes,
+        recipe=recipe,
+        dtype=dtype,
+        activation=activation,
     )
+    return _quantized(op, done, x, offsets, sizes, out, format, recipe)
 
 
 def quantize_ragged_grad(
@@ -457,21 +463,18 @@ def quantize_ragged_grad(
             return quantize_ragged_grad(grad, offsets, scale=scale, **keywords)
 
         return _over(process_group, again, dtype, out)
-    return _quantized(
-        QUANTIZE_GRAD_FP8,
-        out,
-        dbias=dbias,
-        arguments={
-            "grad": grad,
-            "offsets": offsets,
-            "scale": scale,
-            "sizes": sizes,
-            "act_input": act_input,
-            "activation": activation,
-            "with_dbias": dbias,
-            "dtype": dtype,
-        },
+    done = QUANTIZE_GRAD_FP8.into(
+        _fitting(out, grad, "fp8_tensor", dbias),
+        grad=grad,
+        offsets=offsets,
+        scale=scale,
+        sizes=sizes,
+        act_input=act_input,
+        activation=activation,
+        with_dbias=dbias,
+        dtype=dtype,
     )
+    return _quantized(QUANTIZE_GRAD_FP8, done, grad, offsets, sizes, out, dbias=dbias)
 
 
 def dequantize_ragged(
@@ -553,35 +556,56 @@ def _over(
     return out
 
 
+def _fitting(out: QuantizedRaggedTensor | None, x: object, format: str, dbias: bool) -> Any:
+    """``out`` for `Op.into`: False if it has not the form and the parts of a result."""
+    if out is None:
+        return None
+    fits = (
+        type(out) is QuantizedRaggedTensor
+        and out.format == format
+        and isinstance(x, Tensor)
+        and out.shape == x.shape
+        and (out.block_scales is not None) == (format != "fp8_tensor")
+        and (out.dbias is not None) == dbias
+    )
+    return fits and out
+
+
 def _quantized(
     op: Op,
+    done: Any,
+    x: Tensor,
+    offsets: Tensor,
+    sizes: Tensor | None,
     out: QuantizedRaggedTensor | None,
-    *,
-    arguments: Mapping[str, Any],
     format: str = "fp8_tensor",
     recipe: str = "te",
     dbias: bool = False,
 ) -> QuantizedRaggedTensor:
-    """A call of an op that quantizes a buffer.
+    """The rest of a call of an op that quantizes a buffer, after `Op.into`.
 
     Args:
         op: what quantizes.
+        done: what `Op.into` has returned.
+        x, offsets, sizes: as they were given.
         out: buffers for the result.
-        arguments: of the op by name, and others.
         format: of the result.
-        recipe: of the result.
+        recipe: of "nvfp4".
         dbias: whether the result has bias gradients.
     """
-    x = arguments[op.names[0]]
-    offsets, sizes = arguments["offsets"], arguments["sizes"]
+    recipe = recipe if format == "nvfp4" else "te"
+    if isinstance(done, dict):
+        tensors = op.tensors(done)
+        buffers: Any = ()
+        if out is not None:
+            has_block_scales = format != "fp8_tensor"
+            _check_buffers(out, op.parts, format, tuple(tensors[0].shape), has_block_scales, dbias)
+            buffers = _buffers(op, out, tensors[0])
+        done, x = op.dispatched(tensors, buffers), tensors[0]
+        seen = dict(zip(op.names, tensors, strict=True))
+        offsets, sizes = seen["offsets"], seen["sizes"]
     if out is None:
-        results = op.direct(arguments)
-        if results is NotImplemented:
-            tensors = op.tensors(arguments)
-            results, x = op.dispatched(tensors), tensors[0]
-            seen = dict(zip(op.names, tensors, strict=True))
-            offsets, sizes = seen["offsets"], seen["sizes"]
-        parts = dict(zip(op.parts, results, strict=True))
+        parts = dict(zip(op.parts, done, strict=True))
         if not dbias:
             parts.pop("dbias", None)
         return QuantizedRaggedTensor(
@@ -592,21 +616,6 @@ def _quantized(
             shape=tuple(x.shape),
             recipe=recipe,
         )
-    has_block_scales = format != "fp8_tensor"
-    if not (
-        type(out) is QuantizedRaggedTensor
-        and out.format == format
-        and isinstance(x, Tensor)
-        and out.shape == tuple(x.shape)
-        and (out.block_scales is not None) == has_block_scales
-        and (out.dbias is not None) == dbias
-        and op.direct(arguments, op.buffers_of(out)) is None
-    ):
-        tensors = op.tensors(arguments)
-        _check_buffers(out, op.parts, format, tuple(tensors[0].shape), has_block_scales, dbias)
-        op.dispatched(tensors, _buffers(op, out, tensors[0]))
-        seen = dict(zip(op.names, tensors, strict=True))
-        offsets, sizes = seen["offsets"], seen["sizes"]
     out.offsets, out.sizes, out.recipe = offsets, sizes, recipe
     return out
 

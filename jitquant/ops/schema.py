@@ -162,7 +162,8 @@ Rule = Number | Dtypes | Values
 """What an argument accepts where it is given, regardless of the others."""
 
 
-class Compiled(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Compiled:
     """What an op uses of its compiled module; ``part`` is the only one that it was built for."""
 
     operator: Any
@@ -183,50 +184,83 @@ def by_name(function: Callable[..., Any], known: Collection[str]) -> Callable[[A
             parameter that is positional only is for all arguments, by name.
         known: names of all arguments.
     """
-    names: list[str] = []
     parameters = inspect.signature(function).parameters
     if [p.kind for p in parameters.values()] == [inspect.Parameter.POSITIONAL_ONLY]:
         return function
-    for name, parameter in parameters.items():
+    keywords = (f"{name}=arguments[{name!r}]" for name in _parameters(function, known))
+    text = f"lambda arguments: function({', '.join(keywords)})"
+    call: Any = eval(compile(text, __file__, "eval"), {"function": function})
+    return cast("Callable[[Arguments], Any]", call)
+
+
+def _parameters(function: Callable[..., Any], known: Collection[str]) -> list[str]:
+    """The parameters of a function that are known; others have to have a default."""
+    names: list[str] = []
+    for name, parameter in inspect.signature(function).parameters.items():
         if name in known:
             names.append(name)
         elif parameter.default is parameter.empty:
             raise TypeError(
                 f"{function.__name__}: expected parameters among {', '.join(known)}, got {name}"
             )
-
-    keywords = ", ".join(f"{name}=arguments[{name!r}]" for name in names)
-    (call,) = _compiled("call", f"def call(arguments): return function({keywords})", function)
-    return cast("Callable[[Arguments], Any]", call)
+    return names
 
 
-def _compiled(names: str, text: str, function: Any = None) -> list[Any]:
-    """The functions of a text, which may call ``function``."""
-    found: dict[str, Any] = {"function": function}
-    exec(compile(text, __file__, "exec"), found)
-    return [found[name] for name in names.split()]
+_WAY = """
+def {head}:
+    if not is_dynamo_compiling() and (_kept := _op._kept) is not None{asked}:
+        if _kept.part is not None:
+            _kept = _op._of_part(_kept, {part} if isinstance({first}, Tensor) else None)
+        if _kept is not None and _kept.fresh():
+            try:
+                _done = {call}
+                if _done is not NotImplemented:
+                    return _done
+            except RuntimeError as error:
+                if not _op._lacks(_kept.part, error):
+                    raise
+    return {otherwise}
+"""
 
 
-def _caller(names: Sequence[str]) -> Callable[..., Any]:
-    """A function that calls a direct one with a flag, arguments of a mapping, and buffers.
+def _ways(op: Op, part: Callable[..., Part | None] | None, others: Collection[str]) -> Any:
+    """`Op.direct`, `Op.into` and `Op.buffers_of`.
 
-    It is compiled: it takes less time than a tuple of these.
+    They are compiled: to pass arguments by keyword to a function that has them as parameters takes
+    about half the time of a mapping, or of ``*arguments``.
     """
-    named = "".join(f"arguments[{name!r}], " for name in names)
-    text = f"def call(direct, flag, arguments, buffers): return direct(flag, {named}*buffers)"
-    (call,) = _compiled("call", text)
-    return cast("Callable[..., Any]", call)
-
-
-def _attributes(parts: Sequence[str]) -> Callable[[Any], Any]:
-    """A function that returns these attributes as a tuple; of a tuple of two those with ``_t``."""
-    if len(parts) == 1:
-        return lambda out: (out,)
-    texts = [f"out.{part}" for part in parts]
-    if any(part.endswith("_t") for part in parts):
-        texts = [f"out[{p.endswith('_t'):d}].{p.removesuffix('_t')}" for p in parts]
-    (attributes,) = _compiled("get", f"def get(out): return ({', '.join(texts)})")
-    return cast("Callable[[Any], Any]", attributes)
+    names, values = op.names, ", ".join(op.names)
+    attributes = [f"out.{part}" for part in op.parts]
+    if len(op.parts) == 1:
+        attributes = ["out"]
+    elif any(part.endswith("_t") for part in op.parts):  # a tuple of two
+        attributes = [f"out[{p.endswith('_t'):d}].{p.removesuffix('_t')}" for p in op.parts]
+    buffers = ", ".join(attributes)
+    subscripts = "".join(f"arguments[{name!r}], " for name in names)
+    direct = _WAY.format(
+        head="direct(arguments, buffers=(), *, in_dispatcher=False)",
+        asked="",
+        part="_op.part(arguments)",
+        first=f"arguments[{names[0]!r}]",
+        call=f"_kept.direct(not in_dispatcher, {subscripts}*buffers)",
+        otherwise="NotImplemented",
+    )
+    others = [name for name in others if name not in names]
+    needs = [] if part is None else (f"{name}={name}" for name in _parameters(part, names))
+    new = f"_kept.direct(True, {values})"
+    into = _WAY.format(
+        head=f"into(out, /, {', '.join([*names, *(f'{name}=None' for name in others)])})",
+        asked=" and out is not False",
+        part=f"_part({', '.join(needs)})" if part else f"PARTS.get({names[0]}.dtype)",
+        first=names[0],
+        call=f"{new} if out is None else _kept.direct(True, {values}, {buffers})",
+        otherwise=f"{{{', '.join(f'{name!r}: {name}' for name in (*names, *others))}}}",
+    )
+    text = f"{direct}{into}def buffers_of(out): return ({buffers},)"
+    found: dict[str, Any] = {"_op": op, "_part": part, "PARTS": PARTS, "Tensor": Tensor}
+    found["is_dynamo_compiling"] = is_dynamo_compiling
+    exec(compile(text, __file__, "exec"), found)
+    return [found[name] for name in ("direct", "into", "buffers_of")]
 
 
 def _is_e8m0(value: object) -> bool:
@@ -246,6 +280,16 @@ class Op:
         names: its arguments' names.
         parts: the attributes of a container that the results become.
         buffers_of: these of a container, or of a tuple of two, as a tuple; of a tensor itself.
+        direct: ``direct(arguments, buffers)`` returns the results on CUDA as a tuple, past the
+            dispatcher. Arguments are by name, and there may be others. Buffers for the results, in
+            order, are written to; the result is None then. ``in_dispatcher=True`` is for calls from
+            there. It is ``NotImplemented`` where nothing was done: the module has to be loaded; a
+            tensor is a subclass or on another device; a mode, a transform, a compiler or a profiler
+            is to see the op; or an argument is not accepted. `dispatched` is to be called then,
+            which does all of this, or says what is wrong.
+        into: the same in less time: ``into(out, x=x, ...)``. ``out`` is None, or what `buffers_of`
+            takes, or False if nothing is to be done. Where nothing was done the result is a dict of
+            the arguments.
         inv_rms: whether one of the results is inv_rms.
         results: names of its results, which are the buffers' names in the ``out`` overload.
         module: the compiled module, from ``<module>.cu``.
@@ -279,6 +323,7 @@ class Op:
         rows_apart: bool = False,
         part: Callable[..., Part | None] | None = None,
         also: Mapping[str, str] | None = None,
+        others: Collection[str] = (),
     ) -> None:
         """Registers it.
 
@@ -295,6 +340,7 @@ class Op:
             part: of those arguments that it takes by name, the part of the module with all
                 kernels that a call needs; None: the whole. Default: that of the first's dtype.
             also: see the class.
+            others: what `into` takes beside the arguments, and does not use.
         """
         self.name = name
         self.arguments = arguments_of(reference) if arguments is None else arguments
@@ -316,7 +362,6 @@ class Op:
         self._lacking: set[Part] = set()
         names = {} if attributes is None else attributes
         self.parts = tuple(names.get(r, r) for r in self.results)
-        self.buffers_of = _attributes(self.parts)
         self._returned: Callable[[tuple[Tensor, ...]], Any] = (
             tuple if len(self.results) > 1 else itemgetter(0)
         )
@@ -332,7 +377,7 @@ class Op:
         self.out: Any = packet.out
         arguments_ = self.default._schema.arguments
         self.names = [a.name for a in arguments_]
-        self._call = _caller(self.names)
+        self.direct, self.into, self.buffers_of = _ways(self, part, others)
         self.inv_rms = "inv_rms" in self.results
         self._positional = sum(not a.kwarg_only for a in arguments_)
         self._defaults = {
@@ -410,9 +455,12 @@ class Op:
         if self._part is None:
             return PARTS.get(arguments[self.names[0]].dtype)
         part: Part | None = self._part(arguments)
-        if self._lacking:
-            while part is not None and part in self._lacking:
-                part = part.of
+        return self._with_kernels(part) if self._lacking else part
+
+    def _with_kernels(self, part: Part | None) -> Part | None:
+        """The part, or the first wider one that has not been found to lack kernels."""
+        while part is not None and part in self._lacking:
+            part = part.of
         return part
 
     def _lacks(self, part: Part | None, error: RuntimeError) -> bool:
@@ -450,39 +498,10 @@ class Op:
         operator = getattr(module, self.function)
         return Compiled(operator, direct, fresh, part if is_part else None)
 
-    def direct(
-        self, arguments: Arguments, buffers: Sequence[Any] = (), *, in_dispatcher: bool = False
-    ) -> Any:
-        """The results on CUDA as a tuple, past the dispatcher, or else ``NotImplemented``.
-
-        Args:
-            arguments: by name; there may be others.
-            buffers: for the results, in order. They are written to, and the result is None.
-            in_dispatcher: whether the dispatcher calls.
-
-        Nothing was done where it is ``NotImplemented``: the module has to be loaded; a tensor is a
-        subclass or on another device; a mode, a transform, a compiler or a profiler is to see the
-        op; or an argument is not accepted. `dispatched` is to be called then, which does all of
-        this, or says what is wrong.
-        """
-        kept = self._kept
-        if kept is None or is_dynamo_compiling():
-            return NotImplemented
-        if kept.part is not None:
-            kept = self._of_part(kept, arguments)
-        if kept is None or not kept.fresh():
-            return NotImplemented
-        try:
-            return self._call(kept.direct, not in_dispatcher, arguments, buffers)
-        except RuntimeError as error:
-            if not self._lacks(kept.part, error):
-                raise
-            return NotImplemented
-
-    def _of_part(self, kept: Compiled, arguments: Arguments) -> Compiled | None:
-        """What there is of the module for a call with these arguments, unchecked."""
-        is_tensor = isinstance(arguments[self.names[0]], Tensor)
-        part = self.part(arguments) if is_tensor else None
+    def _of_part(self, kept: Compiled, part: Part | None) -> Compiled | None:
+        """What there is of the module for calls that need a part of it, unchecked."""
+        if self._lacking:
+            part = self._with_kernels(part)
         return kept if part is kept.part else self._others.get(part)
 
     def dispatched(self, args: Sequence[Any], buffers: Sequence[Any] = ()) -> Any:
@@ -509,17 +528,21 @@ class Op:
         results = self.direct(arguments)
         return self.dispatched(self.tensors(arguments)) if results is NotImplemented else results
 
-    def one_tensor(self, arguments: Arguments, out: Tensor | None) -> Tensor:
+    def one_tensor(self, done: Any, out: Tensor | None) -> Tensor:
         """The only result of a call, new or in ``out``.
+
+        Args:
+            done: arguments by name, among others, or what `into` has returned.
+            out: a buffer, or None.
 
         Raises:
             TypeError, ValueError: an argument is not accepted.
         """
-        if out is None:
-            result: Tensor = self.made(arguments)[0]
+        if isinstance(done, tuple) or out is None:
+            result: Tensor = (done if isinstance(done, tuple) else self.made(done))[0]
             return result
-        if self.direct(arguments, (out,)) is NotImplemented:
-            tensors = self.tensors(arguments)
+        if done is not None and self.direct(done, (out,)) is NotImplemented:
+            tensors = self.tensors(done)
             _checks.tensor_out(out)
             self.dispatched(tensors, (out,))
         return out

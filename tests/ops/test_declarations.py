@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from samples import ALL_SAMPLES, OPS, SAMPLES, Sample, byte_view, poisoned_buffers
+from torch._dynamo.testing import CompileCounter
 
 import jitquant
 import jitquant.loader
@@ -296,13 +298,19 @@ def test_a_direct_function_gets_all_arguments(
         else:
             assert named[argument.name] == argument.default_value
     assert op.direct(named) is NotImplemented  # nothing is loaded
+    rest = op.into(None, **named)
+    assert [*map(id, (rest.pop(name) for name in op.names))] == [*map(id, complete)]
+    assert set(rest.values()) <= {None}
     assert modules == []
     op.compiled()
     direct = Direct()
     assert op._kept is not None
-    monkeypatch.setattr(op, "_kept", op._kept._replace(direct=direct))
+    monkeypatch.setattr(op, "_kept", replace(op._kept, direct=direct))
     assert op.direct({"other": 1, **named}) == ("a", "b")
     assert direct.calls.pop() == (True, *complete)
+    assert op.into(None, **named) == ("a", "b")
+    assert direct.calls.pop() == (True, *complete)
+    assert isinstance(op.into(False, **named), dict)
     assert op._cuda(*args, **kwargs) in (("a", "b"), "a")
     assert direct.calls.pop() == (False, *complete)
     buffers = poisoned_buffers(op, args, kwargs)
@@ -345,15 +353,21 @@ def test_an_op_asks_for_the_dtype_that_it_is_called_with(
         for direct in parts.values():
             direct.calls.clear()
         assert op.direct({"divisor": 2688.0, "x": x}) == ("a", "b")
-        assert [(n, len(d.calls)) for n, d in parts.items() if d.calls] == [(name, 1)]
-    assert op.direct({"x": object(), "divisor": 2688.0}) is NotImplemented
+        out, divisor = x[0], 2688.0
+        assert op.into(out, divisor=divisor, x=x) == ("a", "b")
+        assert [(n, len(d.calls)) for n, d in parts.items() if d.calls] == [(name, 2)]
+        assert [*map(id, parts[name].calls[1][1:])] == [*map(id, (x, divisor, out))]
+    for other in (object(), [1.0]):
+        assert op.direct({"x": other, "divisor": 2688.0}) is NotImplemented
+        assert isinstance(op.into(None, x=other, divisor=2688.0), dict)
     whole = True  # no part is fresh any longer
     assert op.direct({"x": bf16, "divisor": 2688.0}) is NotImplemented
+    assert isinstance(op.into(None, x=bf16, divisor=2688.0), dict)
     op._cuda(bf16)
     assert len(asked) == 4
     assert op._kept is not None
     assert op._kept.part is None
-    monkeypatch.setattr(op, "_kept", op._kept._replace(part=PARTS[torch.half]))
+    monkeypatch.setattr(op, "_kept", replace(op._kept, part=PARTS[torch.half]))
     op.compiled()  # for whatever call
     assert modules == [("amax_gsa", ["amax_gsa.cu"])]
 
@@ -366,7 +380,7 @@ def test_what_a_direct_function_refuses_goes_on_to_the_operator(
     direct = Direct()
     direct.refuses = True
     assert op._kept is not None
-    monkeypatch.setattr(op, "_kept", op._kept._replace(direct=direct))
+    monkeypatch.setattr(op, "_kept", replace(op._kept, direct=direct))
     assert op._cuda(x) == "results"
     op._cuda_out(x, gsa=torch.ones(1))
     assert [kind for kind, _, _ in op.compiled().calls] == ["default", "out"]
@@ -380,15 +394,17 @@ def test_what_a_direct_function_refuses_goes_on_to_the_operator(
 def test_nothing_goes_past_the_dispatcher_in_a_compiled_function(
     modules: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    op, x = OPS["amax_gsa"], torch.ones(1, 16)
+    op, x, counter = OPS["amax_gsa"], torch.ones(1, 16), CompileCounter()
+    f = torch.compile(jitquant.amax_gsa, fullgraph=True, backend=counter)
+    torch.compiler.reset()
+    f(x)
     op.compiled()
     direct = Direct()
     assert op._kept is not None
-    monkeypatch.setattr(op, "_kept", op._kept._replace(direct=direct))
-    f = torch.compile(jitquant.amax_gsa, fullgraph=True, backend="eager")
-    torch.compiler.reset()
+    monkeypatch.setattr(op, "_kept", replace(op._kept, direct=direct))
     assert f(x).item() == pytest.approx(1 / 2688)
     assert direct.calls == []
+    assert counter.frame_count == 1  # what is loaded is no reason to compile again
 
 
 def test_the_loader_is_asked_again_after_an_edit(

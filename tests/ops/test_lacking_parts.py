@@ -59,13 +59,21 @@ def test_a_wider_part_is_built_and_kept(
     assert len(library.built) == 2
 
 
-def test_past_the_dispatcher(arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_past_the_dispatcher(
+    by_keyword: bool, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = _Library({})
     monkeypatch.setattr(LINEAR, "_compile", library.compile)
     LINEAR._run("default", arguments)
     library.failing["bf16_fewest_rows_aligned"] = LACKS
-    assert LINEAR.direct(arguments) is NotImplemented  # `dispatched` builds the wider one
+    # `dispatched` builds the wider one.
+    if by_keyword:
+        assert LINEAR.into(None, **arguments) == arguments
+    else:
+        assert LINEAR.direct(arguments) is NotImplemented
     assert LINEAR._run("default", arguments) == ("bf16_fewest_rows",)
+    assert LINEAR.into(None, **arguments) == ("bf16_fewest_rows",)
 
 
 def test_the_whole_module_lacks_nothing(
@@ -84,7 +92,11 @@ def test_other_errors_are_the_callers(
 ) -> None:
     library = _Library({"bf16_fewest_rows_aligned": "CUDA error cudaErrorLaunchFailure"})
     monkeypatch.setattr(LINEAR, "_compile", library.compile)
-    for call in (lambda: LINEAR._run("default", arguments), lambda: LINEAR.direct(arguments)):
+    for call in (
+        lambda: LINEAR._run("default", arguments),
+        lambda: LINEAR.direct(arguments),
+        lambda: LINEAR.into(None, **arguments),
+    ):
         with pytest.raises(RuntimeError, match="cudaErrorLaunchFailure"):
             call()
     assert library.built == ["bf16_fewest_rows_aligned"]

@@ -145,6 +145,60 @@ def test_strided_gsa_rows() -> None:
 
 
 @every_call
+@pytest.mark.parametrize("gsa", [None, 0.01, "tensor", "rows", "column"])
+def test_direct_calls_have_every_argument_in_its_place(
+    name: str, gsa: Any, direct: list[str]
+) -> None:
+    call, shape, _ = CALLS[name]
+    rows = torch.linspace(0.01, 0.02, torch.Size(shape[:-1]).numel())
+    given = {"tensor": rows[:1], "rows": rows, "column": rows[:, None]}.get(gsa, gsa)
+    for granularity in ("tensor", "row"):
+        how = {"gsa": given, "granularity": granularity, "recipe": "vllm"}
+        q = call(**how)
+        out = copy.deepcopy(q)
+        for part in (out.x_fp4, out.x_sf):
+            part.view(U8).fill_(0xA5)
+        out.recipe = "te"
+        assert call(**how, out=out) is out
+        assert_same(out, q)
+        assert len(direct) == 2
+        direct.clear()
+    assert torch.equal(jitquant.dequantize_nvfp4(q, out=q.dequantize()), q.dequantize())
+    assert direct == ["dequantize_nvfp4"] * 3
+
+
+def test_direct_calls_of_weights_and_with_recipes(direct: list[str]) -> None:
+    for how in ({"dim": -1}, {"dim": 0}, {"rotate": "te"}):
+        call = jitquant.quantize_nvfp4 if "rotate" in how else jitquant.quantize_weight_nvfp4
+        q: Any = call(randn(32, 48), **how)  # type: ignore[operator]
+        out = copy.deepcopy(q)
+        out.x_fp4.view(U8).fill_(0xA5)
+        assert_same(call(randn(32, 48), **how, out=out), q)  # type: ignore[operator]
+    assert direct[:4] == ["quantize_weight_nvfp4"] * 4
+    assert direct[4:] == ["rotated_amax", "quantize_nvfp4_recipe"] * 2
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("cols", 39),
+        ("dim", 0),
+        ("granularity", "row"),
+        ("inv_rms", torch.empty(6)),
+        ("scale_layout", "swizzled_128x4"),
+    ],
+)
+def test_buffers_that_do_not_fit_reach_no_direct_call(
+    attribute: str, value: Any, direct: list[str]
+) -> None:
+    out = QuantizedActivation.empty((6, 40))
+    setattr(out, attribute, value)
+    with pytest.raises(ValueError, match=r"expected .* for this call"):
+        jitquant.quantize_nvfp4(randn(6, 40), out=out)
+    assert direct == []
+
+
+@every_call
 @pytest.mark.parametrize("gsa", [None, 0.01, "tensor", "rows"])
 @pytest.mark.parametrize("scale_layout", ["linear", "swizzled_128x4"])
 def test_out(name: str, gsa: Any, scale_layout: str) -> None:

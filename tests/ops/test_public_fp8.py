@@ -18,8 +18,7 @@ import jitquant
 import jitquant.loader
 from jitquant import QuantizedRaggedTensor, QuantizedTensor, reference
 from jitquant.formats import QUANTIZED_MAX
-from jitquant.ops import ALL_OPS, _checks_fp8
-from jitquant.ops.schema import Compiled
+from jitquant.ops import _checks_fp8
 
 U8 = torch.uint8
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -69,6 +68,8 @@ def calls(x: Tensor, w: Tensor, fused: Tensor, scale: Tensor) -> dict[str, Call]
         "norm": lambda **k: jitquant.rmsnorm_quantize_fp8(x, w, **k),
         "norm given": lambda **k: jitquant.rmsnorm_quantize_fp8(x, w, scale=2.0, amax=False, **k),
         "group": lambda **k: jitquant.quantize_per_token_group(x, 16, **k),
+        "group rotated": lambda **k: jitquant.quantize_per_token_group(x, 16, rotate="16", **k),
+        "row rotated": lambda **k: jitquant.quantize_fp8(x, granularity="row", rotate="16", **k),
         "group tma": lambda **k: jitquant.quantize_per_token_group(
             x, 16, scale_layout="column_tma", scale_format="ue8m0_packed", recipe="deepgemm", **k
         ),
@@ -473,35 +474,6 @@ def test_bias_gradients() -> None:
 
 
 # ---- the way past the dispatcher ---------------------------------------------------------------
-
-
-@pytest.fixture
-def direct(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Direct functions that compute what the op does; the names of those that were called."""
-    called: list[str] = []
-
-    def function_of(op: Any) -> Callable[..., Any]:
-        def function(alone: bool, *args: Any) -> Any:
-            assert alone
-            count = len(op.default._schema.arguments)
-            results = op.dispatched(args[:count])
-            called.append(op.name)
-            if len(args) == count:
-                return results
-            for buffer, result in zip(args[count:], results, strict=True):
-                if buffer is None:
-                    assert result.numel() == 0
-                    continue
-                small = result.dtype.itemsize == 1
-                pair = (buffer.view(U8), result.view(U8)) if small else (buffer, result)
-                pair[0].copy_(pair[1])
-            return None
-
-        return function
-
-    for op in ALL_OPS:
-        monkeypatch.setattr(op, "_kept", Compiled(None, function_of(op), lambda: True))
-    return called
 
 
 @every_call

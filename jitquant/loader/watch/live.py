@@ -68,9 +68,6 @@ def warn_of_old_graphs(new: CudaModule, old: Iterable[CudaModule], warned: set[s
 
 
 def up_to_date_check(records: Iterable[Record], frozen: Callable[[], bool]) -> Callable[[], bool]:
-    """Returns whether the files of all of ``records`` are unchanged."""
-    checks = [record.up_to_date_check() for record in records]
-    if len(checks) == 1:
-        (check,) = checks
-        return lambda: check() or frozen()
-    return lambda: all(check() for check in checks) or frozen()
+    """Returns whether the files of all of ``records`` are unchanged, or changes do not count."""
+    checks = [record.up_to_date_check(frozen) for record in records]
+    return checks[0] if len(checks) == 1 else lambda: all(check() for check in checks)

@@ -159,7 +159,6 @@ def calls_8_bit(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
     )
     silu_group = jitquant.swiglu_quantize_per_token_group
     static, static_normed = empty(amax=False), empty(amax=False, inv_rms=True)
-    given_scale: Any = {"scale": scale, "granularity": "tensor", "amax": False}
     both = jitquant.quantize_per_token_group_both
     both_out = both(x)
     offsets = torch.tensor([0, m], device=device)
@@ -199,8 +198,10 @@ def calls_8_bit(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
         ),
         HostCall(
             "rmsnorm_quantize_fp8(x, weight, scale=s, amax=False)",
-            lambda: rmsnorm(x, weight, **given_scale),
-            lambda: rmsnorm(x, weight, **given_scale, out=static_normed),
+            lambda: rmsnorm(x, weight, scale=scale, granularity="tensor", amax=False),
+            lambda: rmsnorm(
+                x, weight, scale=scale, granularity="tensor", amax=False, out=static_normed
+            ),
         ),
         HostCall(
             "rmsnorm_quantize_per_token_group(x, weight, 128)",
