@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -184,19 +184,21 @@ def by_name(function: Callable[..., Any], known: Collection[str]) -> Callable[[A
             parameter that is positional only is for all arguments, by name.
         known: names of all arguments.
     """
+    names = _parameters(function, known)
+    if names is None:
+        return function
+    return lambda arguments: function(
+        **dict(zip(names, map(arguments.__getitem__, names), strict=True))
+    )
+
+
+def _parameters(function: Callable[..., Any], known: Collection[str]) -> list[str] | None:
+    """The parameters that are known; others have to have a default. None: one, positional only."""
     parameters = inspect.signature(function).parameters
     if [p.kind for p in parameters.values()] == [inspect.Parameter.POSITIONAL_ONLY]:
-        return function
-    keywords = (f"{name}=arguments[{name!r}]" for name in _parameters(function, known))
-    text = f"lambda arguments: function({', '.join(keywords)})"
-    call: Any = eval(compile(text, __file__, "eval"), {"function": function})
-    return cast("Callable[[Arguments], Any]", call)
-
-
-def _parameters(function: Callable[..., Any], known: Collection[str]) -> list[str]:
-    """The parameters of a function that are known; others have to have a default."""
+        return None
     names: list[str] = []
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in parameters.items():
         if name in known:
             names.append(name)
         elif parameter.default is parameter.empty:
@@ -246,7 +248,7 @@ def _ways(op: Op, part: Callable[..., Part | None] | None, others: Collection[st
         otherwise="NotImplemented",
     )
     others = [name for name in others if name not in names]
-    needs = [] if part is None else (f"{name}={name}" for name in _parameters(part, names))
+    needs = [] if part is None else (f"{name}={name}" for name in _parameters(part, names) or ())
     new = f"_kept.direct(True, {values})"
     into = _WAY.format(
         head=f"into(out, /, {', '.join([*names, *(f'{name}=None' for name in others)])})",
