@@ -153,16 +153,16 @@ def test_nvfp4_accuracy(tmp_path: Path) -> None:
     from nvfp4_accuracy import load
 
     model, tokenizer = load(None, torch.device("cpu"))
-    del model.encoder.layer[2:]
-    model.config.num_hidden_layers = 2
+    del model.encoder.layer[1:]
+    model.config.num_hidden_layers = 1
     for part in (model, tokenizer):
-        part.save_pretrained(tmp_path / "two layers")
+        part.save_pretrained(tmp_path / "one layer")
     few = ("--calibrated", "16", "--recipes", "fp8_block", "nvfp4", "nvfp4, gptq")
-    small = ("--model", "two layers", *few)
+    small = ("--model", "one layer", *few)
     text = run("nvfp4_accuracy.py", *small, "--out", "found", cwd=tmp_path)
     assert "on CPU (reference)" in text
     record = json.loads((tmp_path / "found" / "accuracy.json").read_text())
-    assert len(record["layers"]) == 13
+    assert len(record["layers"]) == 7
     assert record["skipped"] == {}
     assert min(record["cosine"]["nvfp4"]) > 0.9
     assert min(record["cosine"]["fp8_block"]) > 0.99
