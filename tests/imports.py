@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "jitquant"
@@ -14,6 +15,7 @@ def _name(path: Path, package: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache  # nothing changes the graph, and the source takes a second to parse
 def arrows(root: Path = ROOT, package: Path = ROOT) -> dict[str, set[str]]:
     """The modules of ``package`` that each module under ``root`` imports, anywhere in it."""
     paths = {_name(path, package): path for path in package.rglob("*.py")}

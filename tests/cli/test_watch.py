@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from loader.toys import PATIENCE_SECONDS, write_factor, write_plain
+from quick import in_quick
 
 import jitquant
 from jitquant.cli.watch import Child
@@ -91,7 +92,7 @@ def test_each_good_edit_is_built_and_starts_the_command_anew(watching: Watching)
     assert not Path(f"/proc/{last}").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", in_quick(1, [signal.SIGTERM, signal.SIGHUP]))
 def test_the_command_ends_with_what_watches(watching: Watching, number: signal.Signals) -> None:
     watching.wait_for("started")
     (child,) = children(watching.process.pid)

@@ -48,6 +48,9 @@ PAGE = 4096
 SHARED = ("common", "function", "declared/checks")
 """The sources that all bindings are linked with."""
 
+ALIGNED = ("-fsanitize=alignment", "-fno-sanitize=null", "-fsanitize-undefined-trap-on-error")
+"""Loads and stores at other addresses fail; calls instead of traps take longer to compile."""
+
 POISON = 0xA5
 """A byte that no result has everywhere: what is left of it has not been written."""
 
@@ -146,10 +149,9 @@ class Machine:
 
         # Nothing is another library's, not even where the same template is in both.
         own = ["-fvisibility=hidden", "-fno-gnu-unique", "-fno-extern-tls-init"]
-        aligned = ["-fsanitize=alignment", "-fno-sanitize=null"]
         headers = [f"-I{sysconfig.get_path('include')}"] if python else []
         headers += [f"-I{EMULATION}", f"-I{KERNELS / 'include'}"]
-        common = ["-Og", "-w", unchecked, *own, *aligned, *headers]
+        common = ["-Og", "-w", unchecked, *own, *ALIGNED, *headers]
         files = kernel_files(KERNELS)
         bindings = KERNELS / "bindings"
 

@@ -201,6 +201,9 @@ BLACKWELL = 7
 def test_every_sample(machine: Machine, checked: set[str], name: str, turn: int) -> None:
     """On one device in one order; the second turn is another device in the other order."""
     for i, sample in enumerate(SAMPLES[name]):
+        # Tiles take long, and have a test of their own.
+        if turn == 0 and name == "nvfp4_linear" and sample.label.startswith("tiles-"):
+            continue
         # A kernel of rotated rows is for devices of one size, which few samples meet.
         for t in (0, 1) if name.startswith("rotate_") else (turn,):
             device = (i + 2 * t) % machine.devices

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from samples import DTYPES, byte_view, randn
+from quick import in_quick
+from samples import byte_view, randn
 from torch import Tensor
 
 from jitquant import reference
@@ -15,6 +16,7 @@ from jitquant.testing import bytes_of
 
 from .emulated import Machine, poisoned
 
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 SWIZZLED = "swizzled_128x4"
 MODULES = (
     "quantize_nvfp4",
@@ -56,7 +58,7 @@ def _check(machine: Machine, expected: tuple[Tensor, ...], call: str, *args: Any
         assert wrong.numel() == 0, f"{name}: {wrong.numel()} bytes differ, first {wrong[:8]}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", in_quick(2, DTYPES))
 @pytest.mark.parametrize(
     ("rows", "cols", "gap", "devices"),
     # On devices of 1, 2, 3 and 132 multiprocessors, the last of which has a warp for each sector.
@@ -95,7 +97,7 @@ def test_swizzled_scales(
             _check(machine, expected, call, *inputs, recipe=recipe, **k)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", in_quick(2, DTYPES))
 @pytest.mark.parametrize(
     ("rows", "cols"), [(1, 16), (2, 64), (31, 48), (33, 208), (129, 384), (300, 96), (40, 7)]
 )
@@ -138,7 +140,7 @@ SHORT_ROWS = (
 
 
 @pytest.mark.parametrize("scale_layout", ["linear", SWIZZLED])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", in_quick(2, DTYPES))
 @pytest.mark.parametrize(
     ("rows", "cols", "gap"), [*SHORT_ROWS, (33, 2048, 0), (33, 2064, 0), (100, 2800, 16)]
 )
@@ -155,7 +157,7 @@ def test_short_rows(
 
 
 @pytest.mark.parametrize("scale_layout", ["linear", SWIZZLED])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", in_quick(2, DTYPES))
 @pytest.mark.parametrize(("rows", "cols", "gap"), SHORT_ROWS)
 def test_short_norms(
     machine: Machine, rows: int, cols: int, gap: int, dtype: torch.dtype, scale_layout: str
@@ -172,7 +174,7 @@ def test_short_norms(
             _check_norm(machine, expected, "", x, weights, **k)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", in_quick(2, DTYPES))
 @pytest.mark.parametrize(("rows", "cols", "gap"), [*SHORT_ROWS, (33, 2064, 0)])
 def test_short_rows_of_gate_and_up(
     machine: Machine, rows: int, cols: int, gap: int, dtype: torch.dtype
@@ -189,7 +191,7 @@ def test_short_rows_of_gate_and_up(
 
 
 @pytest.mark.parametrize("scale_layout", ["linear", SWIZZLED])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", in_quick(2, DTYPES))
 @pytest.mark.parametrize(
     ("rows", "cols", "gap"), [(9, 16, 0), *SHORT_ROWS[3:9], (41, 1040, 32), (12, 3216, 16)]
 )
@@ -258,7 +260,7 @@ def _check_norm(
         assert wrong.numel() == 0, f"{name}: {wrong.numel()} bytes differ, first {wrong[:8]}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", in_quick(2, DTYPES))
 @pytest.mark.parametrize(
     ("rows", "cols", "gap"), [(8, 15, 0), (9, 33, 0), (40, 1001, 2), (9, 70, 1)]
 )
@@ -282,7 +284,7 @@ def test_rows_between_words(
     _check(machine, values, "dequant_nvfp4.dequant_nvfp4", *static, gsa, **options)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", in_quick(2, DTYPES))
 @pytest.mark.parametrize(("rows", "cols"), [(1, 17), (9, 1043), (3, 7171), (40, 35)])
 def test_norms_read_nothing_past_the_end(
     machine: Machine, rows: int, cols: int, dtype: torch.dtype

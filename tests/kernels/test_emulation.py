@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from host_code import FLAGS, compiled, compiler, link
 
-from .emulated import EMULATION, KERNELS
+from .emulated import ALIGNED, EMULATION, KERNELS
 
 HEADERS = sorted(
     path.relative_to(KERNELS).as_posix()
     for path in (*KERNELS.rglob("*.cuh"), *KERNELS.rglob("*.h"))
     if path.parent.name not in ("bindings", "declared")
 )
-NOTHING, READS, WRITES, COPIES, PREFETCHES = range(5)
+NOTHING, READS, WRITES, COPIES, PREFETCHES, MISALIGNS = range(6)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, ct
     own = ["-fvisibility=hidden", "-fno-gnu-unique", "-fno-extern-tls-init"]
     include = [f"-I{EMULATION}", f"-I{KERNELS / 'include'}"]
     source = Path(__file__).with_name("violations.cpp")
-    made = compiled(["-Og", "-w", unchecked, *own, *include, source])
+    made = compiled(["-Og", "-w", unchecked, *own, *ALIGNED, *include, source])
     kernels = link([made], folder / "violations.so", machine)
     loaded = ctypes.CDLL(str(machine)), ctypes.CDLL(str(kernels))
     loaded[0].emulation_error.restype = ctypes.c_char_p
@@ -50,6 +50,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, ct
         (WRITES, "reads or writes a tensor before it waits"),
         (COPIES, "reaches past the end of a tensor's memory"),
         (PREFETCHES, "a prefetch outside of all tensors"),
+        (MISALIGNS, "an address is not aligned to what is loaded or stored there"),
     ],
 )
 def test_violations(

@@ -6,7 +6,7 @@
 
 namespace {
 
-enum class What : int { kNothing, kReads, kWrites, kCopies, kPrefetches };
+enum class What : int { kNothing, kReads, kWrites, kCopies, kPrefetches, kMisaligns };
 
 void kernel(What what, float* data, int count) {
   thread_local float4 shared[1];
@@ -21,6 +21,7 @@ void kernel(What what, float* data, int count) {
     __pipeline_commit();
     __pipeline_wait_prior(0);
   }
+  if (what == What::kMisaligns) *reinterpret_cast<uint2*>(data + 1) = {};
   data[threadIdx.x] += 1.0f + before;
 }
 

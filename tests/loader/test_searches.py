@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from quick import in_quick
 
 from jitquant.loader import CompileError, Loader
 from jitquant.loader.request import plan as plan_module
@@ -46,15 +47,18 @@ def directories(tmp_path: Path, *names: str) -> list[Path]:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        '#define H "foo.h"\n#include H\n',
-        '#include /* a\n */ "foo.h"\n',
-        '#include \\\n"foo.h"\n',
-        '/* a\n */ # include "foo.h"\n',
-        '%:include "foo.h"\n',
-        '\f#\vinclude "foo.h"\n',
-        'int x;\r#include "foo.h"\r',
-    ],
+    in_quick(
+        2,
+        [
+            '#define H "foo.h"\n#include H\n',
+            '#include /* a\n */ "foo.h"\n',
+            '#include \\\n"foo.h"\n',
+            '/* a\n */ # include "foo.h"\n',
+            '%:include "foo.h"\n',
+            '\f#\vinclude "foo.h"\n',
+            'int x;\r#include "foo.h"\r',
+        ],
+    ),
 )
 def test_a_header_beside_the_source_shadows_however_it_is_included(
     text: str, tmp_path: Path, loader: Loader
@@ -70,20 +74,23 @@ def test_a_header_beside_the_source_shadows_however_it_is_included(
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "#define H <foo.h>\n#if __has_include(H)\n",
-        "#if __has_include( \\\n <foo.h>)\n",
-        "#if __has_include(/* a */ <foo.h>)\n",
-        "#define HAS(x) __has_include(x)\n#if HAS(<foo.h>)\n",
-        "#define HAS __has_include(<foo.h>)\n#if HAS\n",
-        "#define G <foo.h>\n#define H G\n#if __has_include(H)\n",
-        "#define IN(x) <x>\n#if __has_include(IN(foo.h))\n",
-        "#define TEXT(x) #x\n#define H TEXT(foo.h)\n#if __has_include(H)\n",
-        '#if __has_include("{}/include/foo.h")\n',
-        "#define HAS(x) __has_include(x)\n#define H <foo.h>\n#if HAS(H)\n",
-        "#if __has_include(<fo\\ \no.h>)\n",
-        "#\0if\0__has_include\0(<foo.h>)\n",
-    ],
+    in_quick(
+        4,
+        [
+            "#define H <foo.h>\n#if __has_include(H)\n",
+            "#if __has_include( \\\n <foo.h>)\n",
+            "#if __has_include(/* a */ <foo.h>)\n",
+            "#define HAS(x) __has_include(x)\n#if HAS(<foo.h>)\n",
+            "#define HAS __has_include(<foo.h>)\n#if HAS\n",
+            "#define G <foo.h>\n#define H G\n#if __has_include(H)\n",
+            "#define IN(x) <x>\n#if __has_include(IN(foo.h))\n",
+            "#define TEXT(x) #x\n#define H TEXT(foo.h)\n#if __has_include(H)\n",
+            '#if __has_include("{}/include/foo.h")\n',
+            "#define HAS(x) __has_include(x)\n#define H <foo.h>\n#if HAS(H)\n",
+            "#if __has_include(<fo\\ \no.h>)\n",
+            "#\0if\0__has_include\0(<foo.h>)\n",
+        ],
+    ),
 )
 def test_a_header_comes_to_be_that_was_asked_for(text: str, tmp_path: Path, loader: Loader) -> None:
     source, include = directories(tmp_path, "source", "include")
@@ -518,7 +525,7 @@ def test_a_compiler_that_does_not_say_where_it_searches_is_refused(
         loader.get("k", [source])
 
 
-@pytest.mark.parametrize("name", ["INCLUDES", "SYSTEM_INCLUDES"])
+@pytest.mark.parametrize("name", in_quick(1, ["INCLUDES", "SYSTEM_INCLUDES"]))
 def test_what_nvcc_reads_from_the_environment_belongs_to_the_key(
     name: str, tmp_path: Path, nvcc: None, monkeypatch: pytest.MonkeyPatch, loader: Loader
 ) -> None:
@@ -538,14 +545,17 @@ def linked(source: Path, first: Path, second: Path) -> Callable[[int], None]:
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        ["-L{}/place", "-lscript"],
-        ["-L{}/place", "-lthin"],
-        ["-Wl,{}/place/libthin.a"],
-        ["-L{}/place", "-L{}/part", "-Wl,--library=names"],
-        ["-L{}/place", "-Wl,-T,{}/place/first.ld"],
-        ["-Xlinker", "--library-path", "-Xlinker", "{}/part", "-Xlinker", "--library=part"],
-    ],
+    in_quick(
+        2,
+        [
+            ["-L{}/place", "-lscript"],
+            ["-L{}/place", "-lthin"],
+            ["-Wl,{}/place/libthin.a"],
+            ["-L{}/place", "-L{}/part", "-Wl,--library=names"],
+            ["-L{}/place", "-Wl,-T,{}/place/first.ld"],
+            ["-Xlinker", "--library-path", "-Xlinker", "{}/part", "-Xlinker", "--library=part"],
+        ],
+    ),
 )
 def test_what_the_linker_reads_is_known_by_its_contents(
     flags: list[str], tmp_path: Path, loader: Loader

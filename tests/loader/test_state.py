@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from quick import in_quick
 
 import jitquant.loader
 from jitquant.loader import (
@@ -80,7 +81,7 @@ def test_no_build_takes_what_the_cache_has_and_names_the_command_otherwise(
     assert loader.get("plain", [source]).library.factor() == 4
 
 
-@pytest.mark.parametrize("flags", [(), ("-DEXTRA=1",)])
+@pytest.mark.parametrize("flags", in_quick(1, [("-DEXTRA=1",), ()]))
 def test_the_command_of_a_refused_build_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:

@@ -34,21 +34,42 @@ void {symbol}_launch(float* x, int n, cudaStream_t stream) {{
 }}
 """
 
+# The C functions of the stable ABI compile in a third of the time that its C++ takes.
 BINDING = """
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-using torch::stable::Tensor;
+#include <torch/csrc/stable/c/shim.h>
+#include <cstring>
+#define TEXT_OF(name) #name
+#define TEXT(name) TEXT_OF(name)
 int {symbol}();
-Tensor scale(Tensor x, double s) {{
-  Tensor y = torch::stable::empty_like(x);
-  const float* from = static_cast<const float*>(x.data_ptr());
-  float* to = static_cast<float*>(y.data_ptr());
-  for (int64_t i = 0; i < x.numel(); ++i) to[i] = from[i] * static_cast<float>(s) * {symbol}();
-  return y;
+static void scale(StableIValue* stack, uint64_t, uint64_t) {{
+  const auto x = reinterpret_cast<AtenTensorHandle>(stack[0]);
+  double s;
+  std::memcpy(&s, &stack[1], sizeof s);
+  AtenTensorHandle y;
+  void* data;
+  int64_t n;
+  aoti_torch_clone(x, &y);
+  aoti_torch_get_data_ptr(y, &data);
+  aoti_torch_get_numel(y, &n);
+  float* const values = static_cast<float*>(data);
+  for (int64_t i = 0; i < n; ++i) values[i] *= static_cast<float>(s) * {symbol}();
+  aoti_torch_delete_tensor_object(x);
+  stack[0] = reinterpret_cast<StableIValue>(y);
 }}
-STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {{ m.def("scale(Tensor x, float s) -> Tensor"); }}
-STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) {{ m.impl("scale", TORCH_BOX(&scale)); }}
+static const struct Library {{
+  TorchLibraryHandle defined, cpu;
+  Library() {{
+    const char* const name = TEXT(TORCH_EXTENSION_NAME);
+    aoti_torch_library_init_def(name, __FILE__, __LINE__, &defined);
+    aoti_torch_library_def(defined, "scale(Tensor x, float s) -> Tensor");
+    aoti_torch_library_init_impl(name, "CPU", __FILE__, __LINE__, &cpu);
+    aoti_torch_library_impl(cpu, "scale", &scale);
+  }}
+  ~Library() {{
+    aoti_torch_delete_library_object(cpu);
+    aoti_torch_delete_library_object(defined);
+  }}
+}} library;
 """
 
 #: A C++ source without any CUDA, which compiles in a fifth of the time: for what does not

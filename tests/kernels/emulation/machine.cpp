@@ -153,7 +153,7 @@ struct Region {
 std::vector<Region> regions;
 bool knows_tensors = false;  // not those of a call from Python that makes its own
 bool is_protected = false;
-struct sigaction usual_fault;
+struct sigaction usual[NSIG];  // what signals did before
 
 void protect(bool on) {
   if (arena == nullptr || on == is_protected) return;
@@ -164,7 +164,7 @@ void protect(bool on) {
 void on_fault(int signal, siginfo_t* info, void*) {
   const char* const address = static_cast<const char*>(info->si_addr);
   if (!is_protected || address < arena || address >= arena + arena_used) {
-    sigaction(signal, &usual_fault, nullptr);  // which the access that comes again finds
+    sigaction(signal, &usual[signal], nullptr);  // which the access that comes again finds
     return;
   }
   fail("a thread reads or writes a tensor before it waits for the kernel before");
@@ -197,6 +197,24 @@ void wait_for(const Barrier& barrier, unsigned generation) {
   fiber->generation = generation;
   leave();
   fiber->waits_for = nullptr;
+}
+
+// The check of alignment by the compiler ends in a trap. One of the host is not ours.
+void on_trap(int signal, siginfo_t*, void*) {
+  const char* const here = static_cast<const char*>(__builtin_frame_address(0));
+  if (fiber == nullptr || here < fiber->stack || here >= fiber->stack + kStackBytes) {
+    sigaction(signal, &usual[signal], nullptr);
+    return;
+  }
+  fail("an address is not aligned to what is loaded or stored there");
+  stop();
+}
+
+void handle(int signal, void (*handler)(int, siginfo_t*, void*)) {
+  struct sigaction action = {};
+  action.sa_sigaction = handler;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER;  // a handler may not return
+  sigaction(signal, &action, &usual[signal]);
 }
 
 void enter() {
@@ -441,10 +459,9 @@ char* allocate(size_t bytes, size_t past) {
   if (arena == nullptr) {
     arena = static_cast<char*>(mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE,
                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    struct sigaction action = {};
-    action.sa_sigaction = on_fault;
-    action.sa_flags = SA_SIGINFO;
-    sigaction(SIGSEGV, &action, &usual_fault);
+    handle(SIGSEGV, on_fault);
+    handle(SIGILL, on_trap);
+    handle(SIGTRAP, on_trap);  // on Arm
   }
   char* const begin = arena + arena_used + past;
   arena_used += (past + bytes + page - 1) / page * page;
@@ -647,7 +664,7 @@ char* in_block(const void* p, unsigned rank) {
 
 }  // namespace emulation
 
-// ---- for the tests, and for the compiler's check of alignment ----
+// ---- for the tests ----
 
 extern "C" {
 
@@ -699,10 +716,5 @@ bool emulation_kernel(int index, bool* launched, const char** module, uint64_t* 
   *module = info.dli_fname;
   *place = static_cast<const char*>(kernel) - static_cast<const char*>(info.dli_fbase);
   return true;
-}
-
-// Of -fsanitize=alignment.
-void __ubsan_handle_type_mismatch_v1(void*, void* address) {
-  emulation::fail("the address %p is not aligned to what is loaded or stored there", address);
 }
 }
