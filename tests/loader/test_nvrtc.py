@@ -369,7 +369,7 @@ def test_arguments_get_the_size_of_their_parameters(
     (of, shape, values), (_, other_shape, others) = calls
     assert of is module.fill
     assert shape == ((2, 3), (32,), 0, 5)  # torch's current stream
-    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "|V8"]
+    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "<u8"]
     assert (int(values[0]), float(values[1]), int(values[2])) == (4096, 2.0, 5)
     assert values[3].tobytes() == bytes(Pair(1.0, 2.0))
     assert other_shape == ((1,), (8, 8, 1), 1024, 77)
@@ -506,7 +506,7 @@ def test_a_launch_by_cupy(source: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert function.max_dynamic_shared_size_bytes == 64 << 10
     (grid, block, values), options = function.call_args
     assert (grid, block, options) == ((2,), (32,), {"shared_mem": 64 << 10})
-    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "|V8"]
+    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "<u8"]
 
 
 def test_a_launch_by_cuda_core(
@@ -530,4 +530,4 @@ def test_a_launch_by_cuda_core(
     code = core.ObjectCode.from_cubin.return_value
     code.get_kernel.assert_called_with(module.fill.symbol)
     assert kernel is code.get_kernel.return_value
-    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "|V8"]
+    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "<u8"]

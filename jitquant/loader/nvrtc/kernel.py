@@ -40,7 +40,7 @@ class DeviceKernel:
 
     Arguments are CUDA tensors, CuPy arrays or other objects with ``__cuda_array_interface__`` (the
     kernel gets the pointer, whatever the dtype), numbers, which are converted to the parameter's
-    size, and, for a struct, an object with a buffer of its size.
+    size, and, for a struct, an object with a buffer of its size (by cuda.core up to 8 bytes).
 
     Attributes:
         name: the name it was requested by.
@@ -86,7 +86,6 @@ class DeviceKernel:
 def _value(argument: Any, kind: str, size: int) -> Any:
     """A NumPy scalar with the bytes that a parameter gets."""
     import numpy as np
-    import torch
 
     if kind in ("f32", "f64"):
         return np.dtype(f"f{size}").type(float(argument))
@@ -94,15 +93,23 @@ def _value(argument: Any, kind: str, size: int) -> Any:
         raw = bytes(memoryview(argument))
         if len(raw) != size:
             raise ValueError(f"{len(raw)} bytes instead of {size}")
-        return np.void(raw)
-    if size == 8 and isinstance(argument, torch.Tensor):
+    else:
+        number = operator.index(_address(argument) if size == 8 else argument)
+        raw = number.to_bytes(size, "little", signed=number < 0)
+    return np.frombuffer(raw, f"u{size}" if size in (1, 2, 4, 8) else f"V{size}")[0]
+
+
+def _address(argument: Any) -> Any:
+    """The pointer to what an array contains; a number as it is."""
+    import torch
+
+    if isinstance(argument, torch.Tensor):
         if not argument.is_cuda:
             raise ValueError(f"it is on {argument.device}; move it with .to('cuda')")
-        argument = argument.data_ptr()
-    elif size == 8 and hasattr(argument, "__cuda_array_interface__"):
-        argument = argument.__cuda_array_interface__["data"][0]
-    number = operator.index(0 if argument is None else argument)
-    return np.frombuffer(number.to_bytes(size, "little", signed=number < 0), f"u{size}")[0]
+        return argument.data_ptr()
+    if hasattr(argument, "__cuda_array_interface__"):
+        return argument.__cuda_array_interface__["data"][0]
+    return 0 if argument is None else argument
 
 
 @functools.cache
