@@ -66,7 +66,7 @@ def warmup(
 
 
 #: Arguments whose names tell which part of a module a call needs.
-_TELLING = ("rotate", "granularity", "scale_format", "recipe", "activation")
+_TELLING = ("rotate", "granularity", "scale_format", "recipe", "activation", "select", "rounding")
 
 
 def first_calls(dtype: torch.dtype) -> list[tuple[str, Part | None]]:

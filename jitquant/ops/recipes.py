@@ -6,6 +6,7 @@ what is quantized in a separate launch, so that a process group can reduce it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -298,6 +299,18 @@ def _part_of(dtype: torch.dtype, rotate: str) -> Part | None:
     return of.narrowed(("plain", "te", "wide", "rope")[kind], f"-DJITQUANT_ROTATE={kind}")
 
 
+def _part_by_rule(arguments: Mapping[str, Any], /) -> Part | None:
+    """Also the part for an amax, from the arguments of the call that it is computed for."""
+    of = _part(arguments["x"], arguments["rotate"], arguments.get("cos"))
+    if of is None:
+        return None
+    if arguments.get("select") not in SELECTS[1:]:
+        return of.narrowed("unselected", "-DJITQUANT_SELECT=0")
+    if arguments["rounding"] == "nearest":
+        return of.narrowed("selected", "-DJITQUANT_SELECT=1")
+    return of.narrowed("selected_stochastic", "-DJITQUANT_SELECT=2")
+
+
 ROTATED_AMAX = Op(
     "rotated_amax",
     ["maxima"],
@@ -305,7 +318,7 @@ ROTATED_AMAX = Op(
     plan=_plan_rotated_amax,
     reference=numerics.rotated_amax,
     accepts={"x": Values(), **_ROTATION},
-    part=_part,
+    part=_part_by_rule,
     choices={"rotate": ROTATIONS, "granularity": GRANULARITIES},
 )
 QUANTIZE = Op(
@@ -315,7 +328,7 @@ QUANTIZE = Op(
     plan=_plan_recipe,
     reference=numerics.quantize_nvfp4_recipe,
     accepts={"x": Values(), "amax": FP32, **_ROTATION},
-    part=_part,
+    part=_part_by_rule,
     choices={
         "granularity": GRANULARITIES,
         "block": WEIGHT_BLOCKS,
@@ -332,7 +345,7 @@ BOTH_AMAX = Op(
     plan=_plan_both_amax,
     reference=numerics.nvfp4_both_amax,
     accepts={"x": MATRIX, "signs": SIGNS},
-    part=_part,
+    part=_part_by_rule,
     choices={"rotate": ROTATIONS[:2]},
 )
 QUANTIZE_BOTH = Op(
@@ -342,7 +355,7 @@ QUANTIZE_BOTH = Op(
     plan=_plan_both,
     reference=numerics.quantize_nvfp4_both,
     accepts={"x": MATRIX, "amax": FP32, "signs": SIGNS, "from_gsa_t": FP32},
-    part=_part,
+    part=_part_by_rule,
     choices={**_CHOICES, "block": WEIGHT_BLOCKS, "select": SELECTS, "rotate": ROTATIONS[:2]},
     maker=_MAKER,
 )
