@@ -201,14 +201,6 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
 }  // namespace
 
 #ifndef __CUDACC_RTC__
-// -DJITQUANT_GROUP_DIVIDED=1 builds a library for elements that are divided by their scales alone,
-// =0 one for the others.
-#ifdef JITQUANT_GROUP_DIVIDED
-constexpr bool kTakesDivided = JITQUANT_GROUP_DIVIDED == 1, kTakesOthers = !kTakesDivided;
-#else
-constexpr bool kTakesDivided = true, kTakesOthers = true;
-#endif
-
 cudaError_t launch_rmsnorm_quantize_per_token_group(const Matrix& x, const Matrix* residual,
                                                     const ColumnVector& weight, float eps,
                                                     float* inv_rms, const GroupNumerics& numerics,
@@ -234,7 +226,7 @@ cudaError_t launch_rmsnorm_quantize_per_token_group(const Matrix& x, const Matri
       if (usual) return launch(Constant<GroupCase::kUsual>{});
       if (!divided) return launch(Constant<GroupCase::kAny>{});
     }
-    return cudaErrorInvalidValue;
+    return kLacksKernels;
   });
 }
 #endif
