@@ -31,7 +31,15 @@ from jitquant.formats import (
 from jitquant.numerics import fp8 as numerics
 from jitquant.ops import _checks_fp8, sources
 from jitquant.ops._results import BUFFERS, Form, left_alone, quantized, quantized_both
-from jitquant.ops.parts import PARTS, Both, Part, part_for_both, part_for_residual, part_for_rope
+from jitquant.ops.parts import (
+    PARTS,
+    Both,
+    Part,
+    held,
+    part_for_both,
+    part_for_residual,
+    part_for_rope,
+)
 from jitquant.ops.schema import (
     EIGHT_BITS,
     INTEGERS,
@@ -213,7 +221,8 @@ def _part_of_scales(of: Part | None, scale_format: str, recipe: str) -> Part | N
 
 
 def _normed_part(x: Tensor, residual: Tensor | None, scale_format: str, recipe: str) -> Part | None:
-    return _part_of_scales(part_for_residual(x.dtype, residual), scale_format, recipe)
+    of = _part_of_scales(part_for_residual(x.dtype, residual), scale_format, recipe)
+    return of if of is None else held(of, x)
 
 
 def _part_of_blocks(w: Tensor, scale_format: str, recipe: str) -> Part | None:

@@ -182,7 +182,7 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
           padded, to, out.data.vector);
     }
   }
-  if constexpr (kCase == GroupCase::kUsual && kHasLoose<Source>) {
+  if constexpr (kTakesLong && kCase == GroupCase::kUsual && kHasLoose<Source>) {
     using Loose = LooseSource<typename Source::Element>;
     if (work.loose()) {
       return launch<&norm_group_kernel<Loose, Rows::kLoose, kCase>>(
@@ -190,10 +190,15 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
           log_lanes, padded, to, out.data.vector);
     }
   }
-  return launch_by_rows<&norm_group_kernel<Source, Rows::kBlockPerRow, kCase>,
-                        &norm_group_kernel<Source, Rows::kCluster, kOthers>,
+  // What is named is compiled.
+  constexpr Rows kOneBlock = Rows::kBlockPerRow;
+  constexpr Rows kSplit = kTakesLong ? Rows::kCluster : kOneBlock;
+  constexpr Rows kReread = kTakesLong ? Rows::kReread : kOneBlock;
+  constexpr GroupCase kOfLong = kTakesLong ? kOthers : kCase;
+  return launch_by_rows<&norm_group_kernel<Source, kOneBlock, kCase>,
+                        &norm_group_kernel<Source, kSplit, kOfLong>,
                         &norm_group_kernel<Source, Rows::kLanes, kCase>,
-                        &norm_group_kernel<Source, Rows::kReread, kOthers>>(
+                        &norm_group_kernel<Source, kReread, kOfLong>>(
       work, width, stream, source, norm, width, numerics, s, ScalePlaces(s), log_lanes, padded, to,
       out.data.vector);
 }

@@ -1,4 +1,4 @@
-"""The part of their module that first calls of recipes wait for, which an amax shares."""
+"""The part of their module that first calls of recipes, squares and norms wait for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from jitquant.ops import recipes
-from jitquant.ops.blockwise import QUANTIZE_BLOCK
+from jitquant.ops.blockwise import QUANTIZE_BLOCK, RMSNORM_PER_TOKEN_GROUP
+from jitquant.ops.nvfp4_fused import RMSNORM
 from jitquant.ops.recipes import BOTH_AMAX, QUANTIZE, QUANTIZE_BOTH, ROTATED_AMAX
 from jitquant.ops.schema import Op
 
@@ -78,3 +79,26 @@ def test_squares_by_whether_they_are_divided(scale_format: str, recipe: str, nam
     part = QUANTIZE_BLOCK.part({"w": X, "scale_format": scale_format, "recipe": recipe})
     assert part is not None
     assert [p.name for p in (part, *part.wider)] == [name, "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "is_held"),
+    [
+        (3, 8192, True),
+        (3, 16, True),
+        (3, 8208, False),
+        (3, 40, False),
+        (0, 64, False),
+        (3, 0, False),
+    ],
+)
+def test_norms_by_whether_a_block_holds_a_row(rows: int, cols: int, is_held: bool) -> None:
+    x = torch.empty(rows, cols, dtype=torch.bfloat16)
+    given = {"x": x, "residual": x, "scale_format": "float32", "recipe": "te", "granularity": "row"}
+    for op, others in (
+        (RMSNORM.ops[0], ["bf16_residual_rows", "bf16_residual", "bf16"]),
+        (RMSNORM_PER_TOKEN_GROUP, ["bf16_residual_multiplied", "bf16_residual", "bf16"]),
+    ):
+        part = op.part({**given, "inv_rms": None})
+        assert part is not None
+        assert [p.name for p in (part, *part.wider)] == [f"{others[0]}_held"] * is_held + others
