@@ -66,7 +66,7 @@ def warmup(
 
 
 #: Arguments whose names tell which part of a module a call needs.
-_TELLING = ("rotate", "granularity", "scale_format", "recipe", "activation")
+_TELLING = ("rotate", "granularity", "scale_format", "recipe", "activation", "select", "rounding")
 
 
 def first_calls(dtype: torch.dtype) -> list[tuple[str, Part | None]]:
@@ -79,7 +79,7 @@ def first_calls(dtype: torch.dtype) -> list[tuple[str, Part | None]]:
         for experts in (8, 256)
     )
     codes = torch.empty(1, SEGMENT, dtype=torch.uint8, device="meta")
-    found: dict[tuple[str, Part | None], None] = {}
+    found: dict[tuple[str, str], tuple[str, Part | None]] = {}
     for op in ALL_OPS:
         varied: dict[str, tuple[Any, ...]] = {n: op.choices.get(n, ("",)) for n in _TELLING}
         varied |= {name: (None, codes) for name in ("x_sf", "cos", "residual") if name in op.names}
@@ -97,5 +97,6 @@ def first_calls(dtype: torch.dtype) -> list[tuple[str, Part | None]]:
                 **dict.fromkeys(("fp8_min", "fp8_max")),
             }
             arguments |= {"inv_rms": codes, **dict(zip(varied, values, strict=True))}
-            found.setdefault((op.module, op.part(arguments)))
-    return sorted(found, key=str)
+            part = op.part(arguments)
+            found.setdefault((op.module, part.name if part else ""), (op.module, part))
+    return [found[label] for label in sorted(found)]

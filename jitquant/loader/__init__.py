@@ -35,7 +35,8 @@ from .request.text import Source
 from .watch.live import reloads
 
 if TYPE_CHECKING:
-    from .nvrtc.device_module import DeviceKernel, DeviceModule
+    from .nvrtc.build import DeviceModule
+    from .nvrtc.kernel import DeviceKernel
 
 __all__ = [
     "BundleError",
@@ -76,9 +77,9 @@ def __getattr__(name: str) -> Any:
     # Imported on demand: only backend="nvrtc" needs it.
     if name not in ("DeviceKernel", "DeviceModule"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .nvrtc import device_module
+    from .nvrtc import build
 
-    return getattr(device_module, name)
+    return getattr(build, name)
 
 
 @overload

@@ -44,8 +44,7 @@ from .watch.record import Loaded, Record, Variables
 
 if TYPE_CHECKING:
     from .compile.builder import Builder
-    from .nvrtc.build import DeviceLoader
-    from .nvrtc.device_module import DeviceModule
+    from .nvrtc.build import DeviceLoader, DeviceModule
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 

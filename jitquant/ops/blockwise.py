@@ -36,7 +36,15 @@ from jitquant.ops._results import (
     quantized,
     quantized_both,
 )
-from jitquant.ops.parts import Both, Part, part_for_both, part_for_residual, part_for_rope
+from jitquant.ops.parts import (
+    PARTS,
+    Both,
+    Part,
+    held,
+    part_for_both,
+    part_for_residual,
+    part_for_rope,
+)
 from jitquant.ops.schema import (
     EIGHT_BITS,
     INTEGERS,
@@ -209,13 +217,21 @@ def _divides(scale_format: str, recipe: str) -> bool:
     return scale_format == "float32" and recipe == "vllm"
 
 
-def _normed_part(x: Tensor, residual: Tensor | None, scale_format: str, recipe: str) -> Part | None:
-    of = part_for_residual(x.dtype, residual)
+def _part_of_scales(of: Part | None, scale_format: str, recipe: str) -> Part | None:
     if of is None:
         return None
     if _divides(scale_format, recipe):
         return of.narrowed("divided", "-DJITQUANT_GROUP_DIVIDED=1")
     return of.narrowed("multiplied", "-DJITQUANT_GROUP_DIVIDED=0")
+
+
+def _normed_part(x: Tensor, residual: Tensor | None, scale_format: str, recipe: str) -> Part | None:
+    of = _part_of_scales(part_for_residual(x.dtype, residual), scale_format, recipe)
+    return of if of is None else held(of, x)
+
+
+def _part_of_blocks(w: Tensor, scale_format: str, recipe: str) -> Part | None:
+    return _part_of_scales(PARTS.get(w.dtype), scale_format, recipe)
 
 
 RMSNORM_PER_TOKEN_GROUP = product(
@@ -330,6 +346,7 @@ QUANTIZE_BLOCK = Op(
     module="quantize_block",
     plan=_plan_block,
     reference=numerics.quantize_block,
+    part=_part_of_blocks,
     choices=_OF_BLOCKS,
     accepts={"w": Values(2, "(..., N, K)"), "eps": GROUP_EPS, **_BOUNDS},
     **BUFFERS,

@@ -587,7 +587,7 @@ def _by_recipe(
     given = _checks.as_gsa(gsa)
     arguments["from_gsa"] = given is not None
     if given is None:
-        amax = recipes.ROTATED_AMAX.made(arguments)[0]
+        amax = recipes.amax_for(recipes.ROTATED_AMAX, recipes.QUANTIZE, arguments)
         if process_group is not None:
             _sharded.max_over(amax, process_group)
     else:

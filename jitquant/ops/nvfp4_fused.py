@@ -12,7 +12,7 @@ from torch import Tensor
 from jitquant.formats import NVFP4_DIVISOR, DeinterleaveOp, Granularity, Recipe, ScaleLayout
 from jitquant.ops import sources
 from jitquant.ops.nvfp4 import chosen, family_of, fitting, over, quantized
-from jitquant.ops.parts import PARTS, Part, part_for_residual
+from jitquant.ops.parts import PARTS, Part, held, part_for_residual
 from jitquant.ops.schema import Op
 from jitquant.tensors import QuantizedActivation
 
@@ -29,7 +29,7 @@ def _normed_part(
     inv_rms: Tensor | None = None,
 ) -> Part | None:
     of = part_for_residual(x.dtype, residual)
-    return of if of is None else _with_launches(of, granularity, inv_rms)
+    return of if of is None else held(_with_launches(of, granularity, inv_rms), x)
 
 
 def _mhc_part(

@@ -100,6 +100,18 @@ def part_for_residual(dtype: torch.dtype, residual: Tensor | None) -> Part | Non
     return of.narrowed("residual", "-DJITQUANT_RESIDUAL=1")
 
 
+#: Rows of at most this many columns are held by a thread block on every GPU, if they are aligned.
+_HELD_COLS = 8192
+
+
+def held(of: Part, x: Tensor) -> Part:
+    """What a norm of ``x`` needs of a part: without kernels for long rows or unaligned ones."""
+    cols = x.shape[-1:].numel()
+    if not 0 < cols <= _HELD_COLS or cols % 16 or not x.shape[:-1].numel():
+        return of
+    return of.narrowed("held", "-DJITQUANT_HELD")
+
+
 def part_for_rope(x: Tensor, cos: Tensor | None) -> Part | None:
     """What rows that are rotated need of their module: the sources differ with and without RoPE."""
     of = PARTS.get(x.dtype)

@@ -6,6 +6,7 @@ what is quantized in a separate launch, so that a process group can reduce it.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -46,6 +47,7 @@ from jitquant.ops.schema import (
     MATRIX,
     OUTPUT,
     SIGNS,
+    Arguments,
     Number,
     Op,
     Plan,
@@ -298,6 +300,34 @@ def _part_of(dtype: torch.dtype, rotate: str) -> Part | None:
     return of.narrowed(("plain", "te", "wide", "rope")[kind], f"-DJITQUANT_ROTATE={kind}")
 
 
+def _kinds(of: Part) -> list[Part]:
+    """The parts of a rotation: scales not selected, selected, and these with random rounding."""
+    names = ("unselected", "selected", "selected_stochastic")
+    return [of.narrowed(name, f"-DJITQUANT_SELECT={kind}") for kind, name in enumerate(names)]
+
+
+def _part_by_rule(
+    x: Tensor, rotate: str, select: str, rounding: str, cos: Tensor | None = None
+) -> Part | None:
+    of = _part(x, rotate, cos)
+    if of is None:
+        return None
+    return _kinds(of)[0 if select == "none" else 1 if rounding == "nearest" else 2]
+
+
+def _part_for_amax(x: Tensor, rotate: str, cos: Tensor | None = None) -> Part | None:
+    of = _part(x, rotate, cos)
+    return of if of is None else _any_kind(of)
+
+
+@functools.cache
+def _any_kind(of: Part) -> Part:
+    """The first kind, or another one that is there: all have the kernels for an amax."""
+    for kind in reversed(_kinds(of)):
+        of = kind._replace(of=of)
+    return of
+
+
 ROTATED_AMAX = Op(
     "rotated_amax",
     ["maxima"],
@@ -305,7 +335,7 @@ ROTATED_AMAX = Op(
     plan=_plan_rotated_amax,
     reference=numerics.rotated_amax,
     accepts={"x": Values(), **_ROTATION},
-    part=_part,
+    part=_part_for_amax,
     choices={"rotate": ROTATIONS, "granularity": GRANULARITIES},
 )
 QUANTIZE = Op(
@@ -315,7 +345,7 @@ QUANTIZE = Op(
     plan=_plan_recipe,
     reference=numerics.quantize_nvfp4_recipe,
     accepts={"x": Values(), "amax": FP32, **_ROTATION},
-    part=_part,
+    part=_part_by_rule,
     choices={
         "granularity": GRANULARITIES,
         "block": WEIGHT_BLOCKS,
@@ -332,7 +362,7 @@ BOTH_AMAX = Op(
     plan=_plan_both_amax,
     reference=numerics.nvfp4_both_amax,
     accepts={"x": MATRIX, "signs": SIGNS},
-    part=_part,
+    part=_part_for_amax,
     choices={"rotate": ROTATIONS[:2]},
 )
 QUANTIZE_BOTH = Op(
@@ -342,7 +372,7 @@ QUANTIZE_BOTH = Op(
     plan=_plan_both,
     reference=numerics.quantize_nvfp4_both,
     accepts={"x": MATRIX, "amax": FP32, "signs": SIGNS, "from_gsa_t": FP32},
-    part=_part,
+    part=_part_by_rule,
     choices={**_CHOICES, "block": WEIGHT_BLOCKS, "select": SELECTS, "rotate": ROTATIONS[:2]},
     maker=_MAKER,
 )
@@ -366,6 +396,15 @@ DEQUANTIZE_MXFP4 = Op(
     part=lambda dtype: _part_of(dtype or torch.bfloat16, "none"),
     choices={"scale_layout": SCALE_LAYOUTS},
 )
+
+
+def amax_for(op: Op, quantize: Op, arguments: Arguments) -> Tensor:
+    """The amax for a call of ``quantize``, by the part that this needs, which is built first."""
+    if arguments["select"] in SELECTS[1:]:
+        quantize.load(arguments)
+    amax: Tensor = op.made(arguments)[0]
+    return amax
+
 
 OPS: tuple[Op, ...] = (
     ROTATED_AMAX,
@@ -451,7 +490,7 @@ def quantize_nvfp4_both(
         "from_gsa_t": None,
     }
     if gsa is None:
-        amax = BOTH_AMAX.made(arguments)[0]
+        amax = amax_for(BOTH_AMAX, QUANTIZE_BOTH, arguments)
         if process_group is not None:
             _sharded.max_over(amax, process_group)
         arguments["amax"] = amax

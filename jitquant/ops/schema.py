@@ -452,6 +452,14 @@ class Op:
             self._others = {o.part: o for o in (*self._others.values(), kept) if o.fresh()}
         return kept.operator
 
+    def load(self, arguments: Arguments) -> None:
+        """Loads the part that a call needs, where an op that is called before it finds kernels."""
+        x = arguments[self.names[0]]
+        if is_dynamo_compiling() or type(x) is not Tensor or not x.is_cuda:
+            return
+        if (part := self.part(arguments)) is not None:
+            self.compiled(part)
+
     def part(self, arguments: Arguments) -> Part | None:
         """The part of the module that a call with these arguments needs; None: the whole."""
         if self._part is None:

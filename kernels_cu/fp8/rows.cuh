@@ -522,10 +522,14 @@ cudaError_t launch_by_rows(const RowWork& work, RowWidth& width, cudaStream_t st
                            const Args&... args) {
   const int64_t wanted = work.threads();
   const bool held = work.whole && work.rows > 0 && wanted <= work.most_threads;
-  if (work.whole && !held && cluster_holds(work.rows, wanted)) {
-    const ClusterRows made = clusters_of<kCluster>(work.rows, wanted);
-    width.split = made.shape.cluster, width.ahead = made.at_once;
-    return launch<kCluster>(made.shape, stream, args...);
+  if constexpr (kTakesLong) {
+    if (work.whole && !held && cluster_holds(work.rows, wanted)) {
+      const ClusterRows made = clusters_of<kCluster>(work.rows, wanted);
+      width.split = made.shape.cluster, width.ahead = made.at_once;
+      return launch<kCluster>(made.shape, stream, args...);
+    }
+  } else if (!held) {
+    return kLacksKernels;
   }
   if (held && wanted <= 32 && work.least_lanes_log2 < 6 && work.rows > kFewShortRows * sm_count()) {
     width.split = work.least_lanes_log2;
@@ -535,10 +539,12 @@ cudaError_t launch_by_rows(const RowWork& work, RowWidth& width, cudaStream_t st
                           stream, args...);
   }
   LaunchShape shape = work.block_per_row();
-  if (!held) {
-    if (shape.block > kRereadThreads) shape.block = kRereadThreads;
-    shape.grid = persistent_grid(work.rows, blocks_per_sm<kReread>(shape.block, 0));
-    return launch<kReread>(shape, stream, args...);
+  if constexpr (kTakesLong) {
+    if (!held) {
+      if (shape.block > kRereadThreads) shape.block = kRereadThreads;
+      shape.grid = persistent_grid(work.rows, blocks_per_sm<kReread>(shape.block, 0));
+      return launch<kReread>(shape, stream, args...);
+    }
   }
   return launch<kBlockPerRow>(shape, stream, args...);
 }
@@ -569,7 +575,7 @@ cudaError_t launch_fp8_rows(const Source& source, const Normalize<typename Sourc
       }
     }
   }
-  if constexpr (kHasLoose<Source>) {
+  if constexpr (kTakesLong && kHasLoose<Source>) {
     using Loose = LooseSource<typename Source::Element>;
     if (work.loose()) {
       return launch<&fp8_row_kernel<Loose, kNorm, Rows::kLoose>>(work.block_per_row(), stream,

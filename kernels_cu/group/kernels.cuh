@@ -12,6 +12,14 @@
 
 namespace jitquant {
 
+// -DJITQUANT_GROUP_DIVIDED=1 builds a library for elements that are divided by their scales alone,
+// =0 one for the others.
+#ifdef JITQUANT_GROUP_DIVIDED
+constexpr bool kTakesDivided = JITQUANT_GROUP_DIVIDED == 1, kTakesOthers = !kTakesDivided;
+#else
+constexpr bool kTakesDivided = true, kTakesOthers = true;
+#endif
+
 // ---- one group ---------------------------------------------------------------------------------
 
 // Calls f with the format as a compile-time constant.

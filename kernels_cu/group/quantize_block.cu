@@ -211,15 +211,20 @@ cudaError_t launch_quantize_block(const Matrix& w, int64_t block_rows,
                    s.grid.stored_cols == s.groups && !divides(numerics) && !numerics.bounded;
   return dispatch(w.dtype, [&](auto element) {
     using T = decltype(element);
-    if (few) return launch_few_rows<T>(w, numerics, out, stream);
     const auto launch = [&](auto is_whole, auto by_division) {
       return launch_spans<T, is_whole, by_division>(w, matrix_rows, log_side, numerics, out,
                                                     stream);
     };
     constexpr std::true_type yes = {};
     constexpr std::false_type no = {};
-    if (divides(numerics)) return whole ? launch(yes, yes) : launch(no, yes);
-    return whole ? launch(yes, no) : launch(no, no);
+    if constexpr (kTakesDivided) {
+      if (divides(numerics)) return whole ? launch(yes, yes) : launch(no, yes);
+    }
+    if constexpr (kTakesOthers) {
+      if (few) return launch_few_rows<T>(w, numerics, out, stream);
+      if (!divides(numerics)) return whole ? launch(yes, no) : launch(no, no);
+    }
+    return kLacksKernels;
   });
 }
 #endif

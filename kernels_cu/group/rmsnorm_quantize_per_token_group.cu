@@ -182,7 +182,7 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
           padded, to, out.data.vector);
     }
   }
-  if constexpr (kCase == GroupCase::kUsual && kHasLoose<Source>) {
+  if constexpr (kTakesLong && kCase == GroupCase::kUsual && kHasLoose<Source>) {
     using Loose = LooseSource<typename Source::Element>;
     if (work.loose()) {
       return launch<&norm_group_kernel<Loose, Rows::kLoose, kCase>>(
@@ -190,10 +190,15 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
           log_lanes, padded, to, out.data.vector);
     }
   }
-  return launch_by_rows<&norm_group_kernel<Source, Rows::kBlockPerRow, kCase>,
-                        &norm_group_kernel<Source, Rows::kCluster, kOthers>,
+  // What is named is compiled.
+  constexpr Rows kOneBlock = Rows::kBlockPerRow;
+  constexpr Rows kSplit = kTakesLong ? Rows::kCluster : kOneBlock;
+  constexpr Rows kReread = kTakesLong ? Rows::kReread : kOneBlock;
+  constexpr GroupCase kOfLong = kTakesLong ? kOthers : kCase;
+  return launch_by_rows<&norm_group_kernel<Source, kOneBlock, kCase>,
+                        &norm_group_kernel<Source, kSplit, kOfLong>,
                         &norm_group_kernel<Source, Rows::kLanes, kCase>,
-                        &norm_group_kernel<Source, Rows::kReread, kOthers>>(
+                        &norm_group_kernel<Source, kReread, kOfLong>>(
       work, width, stream, source, norm, width, numerics, s, ScalePlaces(s), log_lanes, padded, to,
       out.data.vector);
 }
@@ -201,14 +206,6 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
 }  // namespace
 
 #ifndef __CUDACC_RTC__
-// -DJITQUANT_GROUP_DIVIDED=1 builds a library for elements that are divided by their scales alone,
-// =0 one for the others.
-#ifdef JITQUANT_GROUP_DIVIDED
-constexpr bool kTakesDivided = JITQUANT_GROUP_DIVIDED == 1, kTakesOthers = !kTakesDivided;
-#else
-constexpr bool kTakesDivided = true, kTakesOthers = true;
-#endif
-
 cudaError_t launch_rmsnorm_quantize_per_token_group(const Matrix& x, const Matrix* residual,
                                                     const ColumnVector& weight, float eps,
                                                     float* inv_rms, const GroupNumerics& numerics,
@@ -234,7 +231,7 @@ cudaError_t launch_rmsnorm_quantize_per_token_group(const Matrix& x, const Matri
       if (usual) return launch(Constant<GroupCase::kUsual>{});
       if (!divided) return launch(Constant<GroupCase::kAny>{});
     }
-    return cudaErrorInvalidValue;
+    return kLacksKernels;
   });
 }
 #endif

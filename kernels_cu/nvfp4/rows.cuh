@@ -129,7 +129,17 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
 struct RowPlan {
   // kRegisters and kRegistersFew take Source::kHeldShare and kHeldFew blocks per thread; kLoose is
   // kRegisters of LooseSource. Norms take kMostLaneNormBlocks per lane with kLanesMost.
-  enum Kernel { kReread, kLanes, kLanesMost, kRegistersFew, kRegisters, kLoose, kRow, kCluster };
+  enum Kernel {
+    kReread,
+    kLanes,
+    kLanesMost,
+    kRegistersFew,
+    kRegisters,
+    kLoose,
+    kRow,
+    kCluster,
+    kLacking  // with JITQUANT_HELD: kReread or kCluster
+  };
   Kernel kernel;
   LaunchShape shape;
   int partials;  // written with kTensorAmax; 0: no such plan
@@ -223,18 +233,22 @@ RowPlan register_plan(const Source& source) {
 
 template <class Source, bool kNorm>
 RowPlan reread_plan(const Source& source) {
-  // With few rows, which leave most of the device idle, one thread per block of values; otherwise
-  // one per four, which repeats less work that is the same for all threads of a row.
-  const int64_t share = source.rows <= sm_count() ? 1 : 4;
-  const int64_t threads = (blocks_of(source.cols) + 32 * share - 1) / (32 * share) * 32;
-  RowPlan plan = {RowPlan::kReread, {}, 0};
-  plan.shape.block = threads < kRereadThreads ? static_cast<int>(threads) : kRereadThreads;
-  plan.shape.start = Start::kOverlapped;
-  const int per_sm = blocks_per_sm<&reread_rows_kernel<Source, kNorm>>(plan.shape.block, 0);
-  plan.shape.grid = persistent_grid(source.rows, per_sm);
-  if (plan.shape.grid > kMaxPartials) plan.shape.grid = kMaxPartials;
-  plan.partials = static_cast<int>(plan.shape.grid);
-  return plan;
+  if constexpr (!kTakesLong) {
+    return {RowPlan::kLacking, {}, 1};
+  } else {
+    // With few rows, which leave most of the device idle, one thread per block of values; otherwise
+    // one per four, which repeats less work that is the same for all threads of a row.
+    const int64_t share = source.rows <= sm_count() ? 1 : 4;
+    const int64_t threads = (blocks_of(source.cols) + 32 * share - 1) / (32 * share) * 32;
+    RowPlan plan = {RowPlan::kReread, {}, 0};
+    plan.shape.block = threads < kRereadThreads ? static_cast<int>(threads) : kRereadThreads;
+    plan.shape.start = Start::kOverlapped;
+    const int per_sm = blocks_per_sm<&reread_rows_kernel<Source, kNorm>>(plan.shape.block, 0);
+    plan.shape.grid = persistent_grid(source.rows, per_sm);
+    if (plan.shape.grid > kMaxPartials) plan.shape.grid = kMaxPartials;
+    plan.partials = static_cast<int>(plan.shape.grid);
+    return plan;
+  }
 }
 
 template <class Source>
@@ -348,9 +362,13 @@ template <bool kNorm, class Source>
 RowPlan cluster_plan(const Source& source) {
   const int64_t threads = row_threads(source.cols);
   if (!cluster_holds(source.rows, threads)) return {};
-  const ClusterRows made =
-      clusters_of<&row_kernel<Source, kNorm, ClusterTeam>>(source.rows, threads);
-  return {RowPlan::kCluster, made.shape, 1, {}, {}, 0, made.at_once};
+  if constexpr (kTakesLong) {
+    const ClusterRows made =
+        clusters_of<&row_kernel<Source, kNorm, ClusterTeam>>(source.rows, threads);
+    return {RowPlan::kCluster, made.shape, 1, {}, {}, 0, made.at_once};
+  } else {
+    return {RowPlan::kLacking, {}, 1};
+  }
 }
 
 // `shares`: the amax combines several rows, so warps cannot work independently.
@@ -386,7 +404,7 @@ RowPlan row_plan(const Source& source, const ColumnVector& weight, bool shares) 
       if (plan.partials == 0 && !shares) plan = cluster_plan<kNorm>(source);
     }
   } else if (few && source.cols > 0) {
-    if constexpr (kHasLoose<Source>) {
+    if constexpr (kTakesLong && kHasLoose<Source>) {
       using Loose = LooseSource<typename Source::Element>;
       plan = register_plan<Loose, kNorm, Loose::kHeldShare>(Loose(source));
       plan.kernel = RowPlan::kLoose;
@@ -427,7 +445,7 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
                                           recipe, out, plan.lanes_log2);
     }
   }
-  if constexpr (kHasLoose<Source>) {
+  if constexpr (kTakesLong && kHasLoose<Source>) {
     using Loose = LooseSource<typename Source::Element>;
     if (plan.kernel == RowPlan::kLoose) {
       return held(Constant<register_kernel<Loose, kNorm, Loose::kHeldShare>()>{}, Loose(source));
@@ -442,12 +460,17 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
       return start(Constant<&row_kernel<Source, kNorm, BlockTeam>>{}, cluster, plan.ahead);
     }
   }
-  if constexpr (kHasCluster<Source, kNorm>) {
+  if (plan.kernel == RowPlan::kLacking) return kLacksKernels;
+  if constexpr (kTakesLong && kHasCluster<Source, kNorm>) {
     if (plan.kernel == RowPlan::kCluster) {
       return start(Constant<&row_kernel<Source, kNorm, ClusterTeam>>{}, cluster, plan.ahead);
     }
   }
-  if (plan.kernel == RowPlan::kReread) return start(Constant<&reread_rows_kernel<Source, kNorm>>{});
+  if constexpr (kTakesLong) {
+    if (plan.kernel == RowPlan::kReread) {
+      return start(Constant<&reread_rows_kernel<Source, kNorm>>{});
+    }
+  }
   if (plan.kernel == RowPlan::kRegistersFew) {
     return held(Constant<register_kernel<Source, kNorm, Source::kHeldFew>()>{}, source);
   }

@@ -378,6 +378,33 @@ cudaError_t with_rotation(const Rotation& rotation, const Rope& rope, F&& f) {
 #endif
 }
 
+// Calls f with whether scales are selected and whether rounding is stochastic, as compile-time
+// constants. -DJITQUANT_SELECT=0 builds a library for scales that are not selected, =1 for those
+// that are, =2 for stochastic rounding with these.
+template <class F>
+cudaError_t with_rule(const Recipe& recipe, F&& f) {
+#ifdef JITQUANT_SELECT
+  constexpr auto takes = [](int rule) { return rule == JITQUANT_SELECT; };
+#else
+  constexpr auto takes = [](int rule) { return true; };
+#endif
+  constexpr std::integral_constant<Scaling, Scaling::kTe> te = {};
+  constexpr std::integral_constant<Scaling, Scaling::kSelect> select = {};
+  constexpr std::true_type yes = {};
+  constexpr std::false_type no = {};
+  const bool stochastic = recipe.rounding.stochastic;
+  if constexpr (takes(0)) {
+    if (recipe.select.none) return stochastic ? f(te, yes) : f(te, no);
+  }
+  if constexpr (takes(1)) {
+    if (!recipe.select.none && !stochastic) return f(select, no);
+  }
+  if constexpr (takes(2)) {
+    if (!recipe.select.none && stochastic) return f(select, yes);
+  }
+  return cudaErrorInvalidValue;
+}
+
 template <class T, Rotate kRotate>
 RowSource<T, kRotate> row_source(const Matrix& x, const Rotation& rotation, const Rope& rope) {
   if constexpr (kRotate == Rotate::kRope) {

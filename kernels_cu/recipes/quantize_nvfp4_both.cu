@@ -358,14 +358,9 @@ cudaError_t launch_quantize_nvfp4_both(const CountedMatrix& x, const BothScale& 
                                        const Nvfp4Output& out, float* gsa, const Nvfp4Output& out_t,
                                        float* gsa_t, cudaStream_t stream) {
   const BothOutput both = {{out, out_t}, {gsa, gsa_t}};
-  if (!recipe.select.none) {
-    return recipe.rounding.stochastic
-               ? launch_both<Scaling::kSelect, true>(x, scale, recipe, given, both, stream)
-               : launch_both<Scaling::kSelect, false>(x, scale, recipe, given, both, stream);
-  }
-  return recipe.rounding.stochastic
-             ? launch_both<Scaling::kTe, true>(x, scale, recipe, given, both, stream)
-             : launch_both<Scaling::kTe, false>(x, scale, recipe, given, both, stream);
+  return with_rule(recipe, [&](auto scaling, auto stochastic) {
+    return launch_both<scaling, stochastic>(x, scale, recipe, given, both, stream);
+  });
 }
 #endif
 

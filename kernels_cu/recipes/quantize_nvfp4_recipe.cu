@@ -43,14 +43,9 @@ cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const Rope& rope, cons
                                          Nvfp4Recipe rule, float* gsa, const Recipe& recipe,
                                          const Nvfp4Output& out, cudaStream_t stream) {
   const RecipeScale scale = {amax, count, by_row, from_gsa, divisor, rule, gsa};
-  if (!recipe.select.none) {
-    return recipe.rounding.stochastic
-               ? launch_recipe<Scaling::kSelect, true>(x, rope, scale, recipe, out, stream)
-               : launch_recipe<Scaling::kSelect, false>(x, rope, scale, recipe, out, stream);
-  }
-  return recipe.rounding.stochastic
-             ? launch_recipe<Scaling::kTe, true>(x, rope, scale, recipe, out, stream)
-             : launch_recipe<Scaling::kTe, false>(x, rope, scale, recipe, out, stream);
+  return with_rule(recipe, [&](auto scaling, auto stochastic) {
+    return launch_recipe<scaling, stochastic>(x, rope, scale, recipe, out, stream);
+  });
 }
 #endif
 

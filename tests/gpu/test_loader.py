@@ -12,7 +12,7 @@ import torch
 
 import jitquant
 from jitquant.loader import CudaModule, Loader, OldGraphWarning
-from jitquant.loader.nvrtc import device_module
+from jitquant.loader.nvrtc import kernel
 from jitquant.loader.watch.live import was_captured
 from jitquant.testing import assert_no_sync, count_launches
 
@@ -176,9 +176,8 @@ def test_the_projects_kernels_say_that_they_were_captured(way: str) -> None:
 @pytest.fixture(params=["cupy", "cuda.core"])
 def launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(request.param)
-    ways = {"cupy": device_module.with_cupy, "cuda.core": device_module.with_cuda_core}
-    launch = ways[request.param]()
-    monkeypatch.setattr(device_module, "launcher", lambda: launch)
+    ways = {"cupy": kernel.by_cupy, "cuda.core": kernel.by_cuda_core}
+    monkeypatch.setattr(kernel, "launcher", lambda: ways[request.param])
 
 
 @pytest.mark.usefixtures("launcher")

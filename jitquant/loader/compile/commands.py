@@ -158,11 +158,13 @@ def _host_flags(plan: Plan) -> list[str]:
 def names_incbins(plan: Plan) -> bool:
     """Whether the assembler lists what ``.incbin`` reads: GNU's does, clang's does not."""
     flags = (*plan.request.cuda_flags, *plan.request.cxx_flags)
-    return (
-        "clang" not in plan.host.version
-        and "NVCC_CCBIN" not in os.environ
-        and not any(flag.startswith(("-ccbin", "--compiler-bindir")) for flag in flags)
-    )
+    return "clang" not in plan.host.version and not _chooses_host_compiler(flags)
+
+
+def _chooses_host_compiler(flags: Iterable[str]) -> bool:
+    """Whether flags of nvcc, or its variable, choose another host compiler than the plan's."""
+    chosen = any(flag.startswith(("-ccbin", "--compiler-bindir")) for flag in flags)
+    return chosen or "NVCC_CCBIN" in os.environ
 
 
 def _cuda_options(plan: Plan, extension: str, stem: str, scan: IncludeScan, jobs: int) -> list[str]:
@@ -170,9 +172,7 @@ def _cuda_options(plan: Plan, extension: str, stem: str, scan: IncludeScan, jobs
     assert nvcc is not None
     flags = plan.request.cuda_flags
     argv: list[str] = []
-    if "NVCC_CCBIN" not in os.environ and not any(
-        flag.startswith(("-ccbin", "--compiler-bindir")) for flag in flags
-    ):
+    if not _chooses_host_compiler(flags):
         argv += ["-ccbin", plan.host.program]
     argv += gencode_flags(plan.archs.archs)
     if len(plan.archs.archs) > 1:

@@ -16,7 +16,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -385,11 +384,8 @@ def cxx_runtime_flags(host: HostCompiler) -> list[str]:
     """
     if "clang" in host.version:
         return []
-    argv = [host.program, "-print-file-name=libstdc++.so.6"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        found = subprocess.run(argv, capture_output=True, text=True, timeout=30).stdout.strip()
-        return [found] if os.path.isabs(found) else []
-    return []
+    said = ask([host.program, "-print-file-name=libstdc++.so.6"], os.environ)
+    return list(filter(os.path.isabs, said.splitlines()))[-1:]
 
 
 def preload_runtime(soname: str | None, nvcc: Nvcc | None) -> None:

@@ -8,83 +8,68 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..diagnostics import compile_error
 from ..errors import LoaderError, NvrtcNotFoundError, extra
 from ..machine.symbols import demangle
+from .kernel import DeviceKernel, Parameter
 
-_CCCL = (
-    "array atomic bit climits concepts cstddef cstdint cstdlib cstring functional "
-    "initializer_list limits numeric optional span tuple type_traits utility"
-)
-_MATH = (
-    "acos asin atan atan2 cbrt ceil copysign cos cosh erf exp exp2 expm1 fabs floor fma fmax fmin "
-    "fmod isfinite isinf isnan ldexp log log10 log1p log2 lround nearbyint pow rint round sin sinh "
-    "sqrt tan tanh trunc"
-)
-#: The C++ library's headers, which NVRTC has not: CCCL's, or what the compiler has built in.
-_STANDARD = {
-    **{
-        name: f"namespace cuda {{ namespace std {{}} }}\n#include <cuda/std/{name}>\n"
-        "namespace std { using namespace ::cuda::std; }\n"
-        for name in _CCCL.split()
-    },
-    "cmath": f"namespace std {{ {' '.join(f'using ::{name};' for name in _MATH.split())} }}\n",
-    **dict.fromkeys(("cassert", "assert.h", "cstdio", "stdio.h", "math.h", "stdlib.h"), "\n"),
-    **{f"{name}.h": f"#include <c{name}>\n" for name in ("limits", "stddef", "stdint")},
-}
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,\[]*(?:\[(\d+)\])?")
+_STANDARD = """namespace cuda {{ namespace std {{}} }}
+#include <cuda/std/{0}>
+namespace std {{ using namespace ::cuda::std; }}
+"""
 
 
-class Parameter(NamedTuple):
-    """A kernel's parameter as PTX has it: ``"f32"``, ``"u64"`` (a pointer too), ``"b8"`` bytes."""
+class Program(NamedTuple):
+    """A source with NVRTC's options; ``key`` is a hash of them and of all that it can include."""
 
-    kind: str
-    size: int
-
-
-@dataclass(frozen=True, eq=False)
-class Cubin:
-    """Compiled code, and the symbols and parameters of its kernels.
-
-    These are listed by qualified name or by the expression asked for.
-    """
-
-    code: bytes
-    kernels: dict[str, tuple[str, tuple[Parameter, ...]]]
+    name: str
+    source: str
+    text: bytes
+    arch: str
+    options: tuple[str, ...]
+    key: str
 
 
-def compile_cubin(
-    module: str, source: str, text: bytes, options: Sequence[str], expressions: Sequence[str]
-) -> Cubin:
-    """Compile ``text``, that of ``source``; ``expressions`` name instances of templates."""
+def compile_kernels(given: Program, expressions: Sequence[str]) -> dict[str, DeviceKernel]:
+    """The kernels of a source, by qualified name, and the instances of templates asked for."""
     nvrtc = _bindings()
-    file, names = os.fsencode(source), [header.encode() for header in _STANDARD]
-    headers = [text.encode() for text in _STANDARD.values()]
-    program = _checked(nvrtc.nvrtcCreateProgram(text, file, len(names), headers, names))
+    roots = _toolkit_includes()
+    headers = standard_headers(roots)
+    names, texts = ([text.encode() for text in part] for part in zip(*headers.items(), strict=True))
+    source = os.fsencode(given.source)
+    program = _checked(nvrtc.nvrtcCreateProgram(given.text, source, len(names), texts, names))
     try:
         for expression in expressions:
             _checked(nvrtc.nvrtcAddNameExpression(program, expression.encode()))
-        given = [os.fsencode(option) for option in (*options, *_include_options())]
-        (code,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
+        options = [*map(os.fsencode, given.options), *(f"-I{root}".encode() for root in roots)]
+        (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if int(code) != 0:
             log = _bytes(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0\n")
-            command = ["nvrtc", *options, source]
-            failed = (command, "NVRTC")
-            raise compile_error(module, failed, int(code), log or code.name, Path(source).parent)
+            failed = (["nvrtc", *given.options, given.source], "NVRTC")
+            root = Path(given.source).parent
+            raise compile_error(given.name, failed, int(code), log or code.name, root)
         found = parameters_of(_bytes(nvrtc, program, "PTX").decode(errors="replace"))
         symbols = {plain: symbol for symbol in found if (plain := plain_name(symbol)) is not None}
         for expression in expressions:
             lowered = _checked(nvrtc.nvrtcGetLoweredName(program, expression.encode()))
             symbols[expression] = lowered.decode()
-        kernels = {name: (symbol, found[symbol]) for name, symbol in symbols.items()}
-        return Cubin(_bytes(nvrtc, program, "CUBIN"), kernels)
+        cubin = _bytes(nvrtc, program, "CUBIN")
+        return {name: DeviceKernel(name, s, found[s], cubin) for name, s in symbols.items()}
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def standard_headers(roots: Sequence[str]) -> dict[str, str]:
+    """The C++ library's headers, which NVRTC has not: they include CCCL's."""
+    names = [file.name for root in roots for file in Path(root, "cuda/std").glob("[a-z]*")]
+    headers = {name: _STANDARD.format(name) for name in names}
+    headers |= {f"{name[1:]}.h": f"#include <{name}>\n" for name in names if name[0] == "c"}
+    return {**headers, "cstdio": "\n", "stdio.h": "\n"}  # printf is built in
 
 
 def parameters_of(ptx: str) -> dict[str, tuple[Parameter, ...]]:
@@ -117,12 +102,11 @@ def _bindings() -> Any:
     return nvrtc
 
 
-def _include_options() -> list[str]:
-    """Where the CUDA headers are."""
+def _toolkit_includes() -> list[str]:
     from cuda.pathfinder import find_nvidia_header_directory
 
     found = filter(None, map(find_nvidia_header_directory, ("cudart", "cccl")))
-    return [option for place in found for option in (f"-I{place}", f"-I{place}/cccl")]
+    return [root for place in found for root in (place, f"{place}/cccl")]
 
 
 def _checked(result: tuple[Any, ...]) -> Any:

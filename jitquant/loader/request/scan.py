@@ -15,6 +15,7 @@ _INCLUDE = rb"(?m)^[ \t]*#[ \t]*include[ \t]*([\"<])([^\">\n]+)[\">]"
 _TORCH = r"(?:torch|ATen|c10|caffe2|pybind11)/|Python\.h"
 _STABLE = r"torch/(?:csrc/stable|csrc/inductor/aoti_torch/c|headeronly)/"
 _DEFINES = r"\0\s*(?:-D|--define-macro)[=\s\0]*(\w+)=([^\0]*)"
+_FILES = r"\0\s*(?:--pre-include|-include|--use-pch)"
 
 
 class IncludeScan(NamedTuple):
@@ -55,7 +56,12 @@ def may_be_read(source: str, directories: Sequence[str], flags: Sequence[str]) -
     Raises:
         ValueError: only a compiler can tell what one of them includes or asks for.
     """
-    defined = re.findall(_DEFINES, "\0".join(["", *flags]))
+    words = "\0".join(["", *flags])
+    if re.search(_FILES, words):
+        raise ValueError(
+            "cuda_flags: backend='nvrtc' sees no edits of a file that a flag includes."
+        )
+    defined = re.findall(_DEFINES, words)
     given = parse("".join(f"#define {name} {text}\n" for name, text in defined).encode())
     texts: dict[str, Text] = {}
 

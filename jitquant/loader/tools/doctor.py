@@ -12,7 +12,6 @@ import platform
 import re
 import shutil
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING
 from ..errors import CompileError, LoaderError, extra
 from ..machine.archs import KNOWN
 from ..machine.nvml import Driver, read_driver
-from ..machine.processes import available_bytes, default_jobs
+from ..machine.processes import ask, available_bytes, default_jobs
 from ..machine.toolchain import Candidate, Nvcc, examine_nvccs, find_host_compiler, find_ninja
 from ..machine.torch_install import OLDEST_TORCH, TorchInstall, torch_install
 from ..request.plan import check_known
@@ -271,13 +270,8 @@ def _about_archs(loader: Loader, nvcc: Nvcc | None) -> Iterator[_Said]:
 
 def _about_ninja() -> Iterator[_Said]:
     path, origin = find_ninja()
-    version = ""
-    if path is not None:
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            version = subprocess.run(
-                [path, "--version"], capture_output=True, text=True, timeout=30, check=True
-            ).stdout.strip()
-    if version:
+    version = ask([path, "--version"], os.environ).strip() if path else ""
+    if re.fullmatch(r"[0-9][\w.-]*", version):
         yield OK, f"{version}, {path} ({origin})"
     else:
         text = "not found" if path is None else f"{path} does not run"

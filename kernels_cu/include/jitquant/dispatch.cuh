@@ -43,6 +43,14 @@ cudaError_t dispatch_format(EightBit format, F&& f) {
   return cudaErrorInvalidValue;
 }
 
+// -DJITQUANT_HELD builds a library of norms for aligned rows that a thread block holds, without the
+// kernels for longer and for unaligned ones.
+#ifdef JITQUANT_HELD
+constexpr bool kTakesLong = false;
+#else
+constexpr bool kTakesLong = true;
+#endif
+
 // Calls f(source) with the source of a norm's rows: x, or its sum with a residual.
 // -DJITQUANT_RESIDUAL=0 builds a library for calls without a residual alone, =1 for those with one.
 template <class F>
