@@ -83,7 +83,9 @@ RACE = """\
 ========= Error: Race reported between Read access at jitquant::load_shared_4(unsigned int)+0x1
 =========     and Write access at void jitquant::copy_words<(int)4>(unsigned int, bool)+0x1
 =========     and Write access at void jitquant::copy_words<(int)4>(unsigned int, bool)+0x2
-========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+========= Error: Race reported between Write access at void jitquant::copy_words<(int)2>()+0x1
+=========     and Read access at jitquant::load_shared_16(unsigned int)+0x2
+========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)
 """
 
 
@@ -91,10 +93,11 @@ RACE = """\
     ("old", "new", "known"),
     [
         ("", "", True),
-        ("hazard displayed (1 error", "hazards displayed (1 errors", True),
-        ("displayed (1", "displayed (2", False),  # one more than the log shows
+        ("displayed (2", "displayed (3", False),  # one more than the log shows
         ("copy_words<(int)4>(unsigned int, bool)+0x2", "copy_tile()+0x2", False),
         ("load_shared_4", "load_4", False),
+        ("load_shared_16", "load_16", False),
+        ("copy_words<(int)2>()", "store()", False),
         ("Read", "Write", False),
         (RACE, "all cases ran", False),
     ],
