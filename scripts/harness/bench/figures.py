@@ -70,11 +70,18 @@ def ceilings(results: Path) -> list[str]:
     return _table(("", "GB/s", "how"), ([k, f"{measured[k]:.0f}", how[k]] for k in how))
 
 
-def _origin(results: Path, name: str) -> list[str]:
-    """When a section was measured, and with which kernels, as a line below a table."""
-    section = summary.read(results)[name]
-    gpu, utc = section["gpu"].removeprefix("NVIDIA "), section["utc"][:10]
-    return ["", f"*{gpu}, {utc}, kernels {section['kernels_cu_sha256'][:8]}.*"]
+def _origin(results: Path, *names: str) -> list[str]:
+    """When sections were measured, and with which kernels, as lines below a table."""
+    sections = summary.read(results)
+    origins: dict[str, list[str]] = {}
+    for name in names:
+        section = sections[name]
+        gpu, utc = section["gpu"].removeprefix("NVIDIA "), section["utc"][:10]
+        origin = f"{gpu}, {utc}, kernels {section['kernels_cu_sha256'][:8]}"
+        origins.setdefault(origin, []).append(name.removeprefix("model-"))
+    if len(origins) == 1:
+        return ["", f"*{next(iter(origins))}.*"]
+    return ["", *(f"*{', '.join(of)}: {origin}.*" for origin, of in origins.items())]
 
 
 def _times(results: Path, stem: str, extra: Callable[[goals.Rows, str], str], title: str) -> Any:
@@ -229,7 +236,7 @@ def models(results: Path, *names: str) -> list[str]:
             lines.append((model, "to read NVFP4 weights and the cache", *floors))
     head = [f"{n} sequence{'s' * (n > 1)}" for n in sizes if n]
     table = _table(("model", "ms a step", *head, "prompt"), lines)
-    return table + _origin(results, names[-1])
+    return table + _origin(results, *names)
 
 
 def _granularity(results: Path, table: str) -> list[dict[str, Any]]:
