@@ -67,6 +67,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_what_a_run_used_is_ready_where_nothing_can_compile(
     run: Run, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

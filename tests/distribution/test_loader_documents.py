@@ -76,7 +76,13 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [  # to compile for several architectures takes long
+        pytest.param(command, marks=pytest.mark.slow if "--arch" in command else ())
+        for command in COMMANDS
+    ],
+)
 def test_commands_run(
     command: str, there: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,7 +210,7 @@ def test_a_next_header_comes_to_be_that_was_asked_for(tmp_path: Path, loader: Lo
     check(loader, source, 4, include_dirs=[first, second])
 
 
-@pytest.mark.parametrize("link", ["first/foo.h", "first/deep", "first"])
+@pytest.mark.parametrize("link", in_quick(1, ["first/foo.h", "first/deep", "first"]))
 def test_a_link_comes_to_lead_somewhere(link: str, tmp_path: Path, loader: Loader) -> None:
     """As where the target is generated, or mounted, later."""
     name = "deep/foo.h" if link.endswith("deep") else "foo.h"
@@ -324,7 +324,7 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("variable", ["CXX", "JITQUANT_NVCC_LAUNCHER"])
+@pytest.mark.parametrize("variable", in_quick(1, ["CXX", "JITQUANT_NVCC_LAUNCHER"]))
 def test_a_script_that_runs_the_compiler_is_known_by_its_contents(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
 ) -> None:
@@ -384,7 +384,7 @@ def test_a_binding_that_comes_is_found_by_a_live_process(
     check(loader, source, 4)
 
 
-@pytest.mark.parametrize("before", ["link", "nothing"])
+@pytest.mark.parametrize("before", in_quick(1, ["link", "nothing"]))
 def test_a_toolkit_that_comes_first_is_found_by_a_live_process(
     before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
 ) -> None:
@@ -445,7 +445,7 @@ asm(".globl factor\\n.ifdef FOUR\\n.set factor, four\\n.else\\n.set factor, thre
 """
 
 
-@pytest.mark.parametrize("way", ["COMPILER_PATH", "-B"])
+@pytest.mark.parametrize("way", in_quick(1, ["COMPILER_PATH", "-B"]))
 def test_what_the_compiler_runs_is_known_by_its_contents(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
 ) -> None:
@@ -494,7 +494,7 @@ def test_the_date_that_a_variable_sets_belongs_to_the_key(
         check(loader, source, day)
 
 
-@pytest.mark.parametrize("way", ["flag", "response file", "CXX"])
+@pytest.mark.parametrize("way", in_quick(1, ["flag", "response file", "CXX"]))
 def test_what_is_compiled_for_this_processor_is_not_for_another(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from quick import in_quick
 from samples import OPS, SAMPLES, Sample, poisoned_buffers
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
@@ -38,14 +39,14 @@ def check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     assert results == dict.fromkeys(checks, "SUCCESS")
 
 
-@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("which", in_quick(1, [0, 1]))
+@pytest.mark.parametrize("name", in_quick(12, SAMPLES))
 def test_functional(name: str, which: int) -> None:
     args, kwargs = chosen(name)[which].make("cpu")
     check(OPS[name].default, args, kwargs)
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", in_quick(12, SAMPLES))
 def test_out(name: str) -> None:
     op = OPS[name]
     args, kwargs = chosen(name)[0].make("cpu")
