@@ -489,13 +489,14 @@ def fitting(op: Op, form: Form, gsa: Tensor | None, out: NVFP4Tensor | None) -> 
     if out is None:
         return None
     x, cols, dim, scale_layout, granularity, _ = form
+    if cols is None and isinstance(x, Tensor) and x.dim():
+        cols = x.shape[dim]
     fits = (
         type(out) is NVFP4Tensor
         and out.scale_layout == scale_layout
         and out.dim == dim
         and (gsa is not None or out.granularity == granularity)
-        and out.cols
-        == (shape[dim] if cols is None and isinstance(x, Tensor) and (shape := x.shape) else cols)
+        and out.cols == cols
         and (out.inv_rms is None or op.inv_rms)
     )
     return fits and out

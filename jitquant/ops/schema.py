@@ -184,21 +184,21 @@ def by_name(function: Callable[..., Any], known: Collection[str]) -> Callable[[A
             parameter that is positional only is for all arguments, by name.
         known: names of all arguments.
     """
-    names = _parameters(function, known)
-    if names is None:
+    signature = inspect.signature(function)
+    if [p.kind for p in signature.parameters.values()] == [inspect.Parameter.POSITIONAL_ONLY]:
         return function
+    names = _parameters(function, signature, known)
     return lambda arguments: function(
         **dict(zip(names, map(arguments.__getitem__, names), strict=True))
     )
 
 
-def _parameters(function: Callable[..., Any], known: Collection[str]) -> list[str] | None:
-    """The parameters that are known; others have to have a default. None: one, positional only."""
-    parameters = inspect.signature(function).parameters
-    if [p.kind for p in parameters.values()] == [inspect.Parameter.POSITIONAL_ONLY]:
-        return None
+def _parameters(
+    function: Callable[..., Any], signature: inspect.Signature, known: Collection[str]
+) -> list[str]:
+    """The parameters of a function that are known; others have to have a default."""
     names: list[str] = []
-    for name, parameter in parameters.items():
+    for name, parameter in signature.parameters.items():
         if name in known:
             names.append(name)
         elif parameter.default is parameter.empty:
@@ -248,12 +248,13 @@ def _ways(op: Op, part: Callable[..., Part | None] | None, others: Collection[st
         otherwise="NotImplemented",
     )
     others = [name for name in others if name not in names]
-    needs = [] if part is None else (f"{name}={name}" for name in _parameters(part, names) or ())
+    needed = [] if part is None else _parameters(part, inspect.signature(part), names)
+    needs = ", ".join(f"{name}={name}" for name in needed)
     new = f"_kept.direct(True, {values})"
     into = _WAY.format(
         head=f"into(out, /, {', '.join([*names, *(f'{name}=None' for name in others)])})",
         asked=" and out is not False",
-        part=f"_part({', '.join(needs)})" if part else f"PARTS.get({names[0]}.dtype)",
+        part=f"_part({needs})" if part else f"PARTS.get({names[0]}.dtype)",
         first=names[0],
         call=f"{new} if out is None else _kept.direct(True, {values}, {buffers})",
         otherwise=f"{{{', '.join(f'{name!r}: {name}' for name in (*names, *others))}}}",

@@ -93,7 +93,7 @@ class Record:
         """A function that returns in half a microsecond whether the files are unchanged.
 
         Args:
-            frozen: whether changes do not count; asked where there is one.
+            frozen: returns whether changes do not count; called only if a file has changed.
         """
         if not self.reloads:
             return itertools.repeat(True).__next__  # half the time of a lambda
