@@ -740,5 +740,12 @@ def test_every_kernel_has_run(machine: Machine, checked: set[str]) -> None:
     ways = {f"{family} {rest}" for family in FAMILIES for rest in (False, True)}
     if not checked >= {*OPS, *ways, *own}:
         pytest.skip("tells something only after all other tests of this file")
-    left = sorted(name for name, ran in machine.kernels().items() if not ran)
+    kernels = machine.kernels()
+    ran = {name.split(": ", 1)[1] for name, launched in kernels.items() if launched}
+    # A kernel that is no template is in every module that includes its header: one call counts.
+    left = sorted(
+        name
+        for name, launched in kernels.items()
+        if not launched and ("<" in name or name.split(": ", 1)[1] not in ran)
+    )
     assert not left, f"no case of emulated_cases.py launches {' or '.join(left)}"
