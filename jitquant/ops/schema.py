@@ -24,6 +24,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -184,86 +185,78 @@ def by_name(function: Callable[..., Any], known: Collection[str]) -> Callable[[A
             parameter that is positional only is for all arguments, by name.
         known: names of all arguments.
     """
-    signature = inspect.signature(function)
-    if [p.kind for p in signature.parameters.values()] == [inspect.Parameter.POSITIONAL_ONLY]:
+    code = function.__code__
+    if code.co_argcount == code.co_posonlyargcount == 1:
         return function
-    names = _parameters(function, signature, known)
+    names = _parameters(function, known)
     return lambda arguments: function(
         **dict(zip(names, map(arguments.__getitem__, names), strict=True))
     )
 
 
-def _parameters(
-    function: Callable[..., Any], signature: inspect.Signature, known: Collection[str]
-) -> list[str]:
+def _parameters(function: Callable[..., Any], known: Collection[str]) -> list[str]:
     """The parameters of a function that are known; others have to have a default."""
-    names: list[str] = []
-    for name, parameter in signature.parameters.items():
-        if name in known:
-            names.append(name)
-        elif parameter.default is parameter.empty:
+    code = function.__code__  # inspect.signature would be a tenth of the time of an import
+    positional, count = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    names = code.co_varnames[:count]
+    defaults = {*names[positional - len(function.__defaults__ or ()) : positional]}
+    defaults |= {*(function.__kwdefaults__ or ())}
+    for name in names:
+        if name not in known and name not in defaults:
             raise TypeError(
                 f"{function.__name__}: expected parameters among {', '.join(known)}, got {name}"
             )
-    return names
+    return [name for name in names if name in known]
 
 
-_WAY = """
-def {head}:
-    if not is_dynamo_compiling() and (_kept := _op._kept) is not None{asked}:
+_INTO = """
+def into(out, /, {parameters}):
+    if not is_dynamo_compiling() and (_kept := _op._kept) is not None and out is not False:
         if _kept.part is not None:
             _kept = _op._of_part(_kept, {part} if isinstance({first}, Tensor) else None)
         if _kept is not None and _kept.fresh():
             try:
-                _done = {call}
+                _done = {new} if out is None else {written}
                 if _done is not NotImplemented:
                     return _done
             except RuntimeError as error:
                 if not _op._lacks(_kept.part, error):
                     raise
-    return {otherwise}
+    return {arguments}
+
+def buffers_of(out):
+    return ({parts},)
 """
 
 
 def _ways(op: Op, part: Callable[..., Part | None] | None, others: Collection[str]) -> Any:
-    """`Op.direct`, `Op.into` and `Op.buffers_of`.
+    """`Op.into` and `Op.buffers_of`.
 
     They are compiled: to pass arguments by keyword to a function that has them as parameters takes
     about half the time of a mapping, or of ``*arguments``.
     """
-    names, values = op.names, ", ".join(op.names)
     attributes = [f"out.{part}" for part in op.parts]
     if len(op.parts) == 1:
         attributes = ["out"]
     elif any(part.endswith("_t") for part in op.parts):  # a tuple of two
         attributes = [f"out[{p.endswith('_t'):d}].{p.removesuffix('_t')}" for p in op.parts]
-    buffers = ", ".join(attributes)
-    subscripts = "".join(f"arguments[{name!r}], " for name in names)
-    direct = _WAY.format(
-        head="direct(arguments, buffers=(), *, in_dispatcher=False)",
-        asked="",
-        part="_op.part(arguments)",
-        first=f"arguments[{names[0]!r}]",
-        call=f"_kept.direct(not in_dispatcher, {subscripts}*buffers)",
-        otherwise="NotImplemented",
+    others = [name for name in others if name not in op.names]
+    needs = [] if part is None else _parameters(part, op.names)
+    text = _INTO.format(
+        parameters=", ".join([*op.names, *(f"{name}=None" for name in others)]),
+        part=f"_part({', '.join(f'{name}={name}' for name in needs)})"
+        if part
+        else f"PARTS.get({op.names[0]}.dtype)",
+        first=op.names[0],
+        new=f"_kept.direct(True, {', '.join(op.names)})",
+        written=f"_kept.direct(True, {', '.join([*op.names, *attributes])})",
+        parts=", ".join(attributes),
+        arguments=f"{{{', '.join(f'{name!r}: {name}' for name in (*op.names, *others))}}}",
     )
-    others = [name for name in others if name not in names]
-    needed = [] if part is None else _parameters(part, inspect.signature(part), names)
-    needs = ", ".join(f"{name}={name}" for name in needed)
-    new = f"_kept.direct(True, {values})"
-    into = _WAY.format(
-        head=f"into(out, /, {', '.join([*names, *(f'{name}=None' for name in others)])})",
-        asked=" and out is not False",
-        part=f"_part({needs})" if part else f"PARTS.get({names[0]}.dtype)",
-        first=names[0],
-        call=f"{new} if out is None else _kept.direct(True, {values}, {buffers})",
-        otherwise=f"{{{', '.join(f'{name!r}: {name}' for name in (*names, *others))}}}",
-    )
-    text = f"{direct}{into}def buffers_of(out): return ({buffers},)"
     found: dict[str, Any] = {"_op": op, "_part": part, "PARTS": PARTS, "Tensor": Tensor}
     found["is_dynamo_compiling"] = is_dynamo_compiling
     exec(compile(text, __file__, "exec"), found)
-    return [found[name] for name in ("direct", "into", "buffers_of")]
+    return found["into"], found["buffers_of"]
 
 
 def _is_e8m0(value: object) -> bool:
@@ -283,16 +276,9 @@ class Op:
         names: its arguments' names.
         parts: the attributes of a container that the results become.
         buffers_of: these of a container, or of a tuple of two, as a tuple; of a tensor itself.
-        direct: ``direct(arguments, buffers)`` returns the results on CUDA as a tuple, past the
-            dispatcher. Arguments are by name, and there may be others. Buffers for the results, in
-            order, are written to; the result is None then. ``in_dispatcher=True`` is for calls from
-            there. It is ``NotImplemented`` where nothing was done: the module has to be loaded; a
-            tensor is a subclass or on another device; a mode, a transform, a compiler or a profiler
-            is to see the op; or an argument is not accepted. `dispatched` is to be called then,
-            which does all of this, or says what is wrong.
-        into: the same in less time: ``into(out, x=x, ...)``. ``out`` is None, or what `buffers_of`
-            takes, or False if nothing is to be done. Where nothing was done the result is a dict of
-            the arguments.
+        into: as `direct`, in less time: ``into(out, x=x, ...)``. ``out`` is None, or what
+            `buffers_of` takes, or False if nothing is to be done. Where nothing was done the result
+            is a dict of the arguments.
         inv_rms: whether one of the results is inv_rms.
         results: names of its results, which are the buffers' names in the ``out`` overload.
         module: the compiled module, from ``<module>.cu``.
@@ -304,7 +290,6 @@ class Op:
         checks: other functions that refuse arguments, which bindings have too.
         source: where values come from, if it is a product.
         plan: checks the arguments and describes the results.
-        reference: computes the results, as a tuple; arguments are taken as valid.
         default: the functional overload.
         out: the overload that writes to buffers and returns nothing.
     """
@@ -380,7 +365,8 @@ class Op:
         self.out: Any = packet.out
         arguments_ = self.default._schema.arguments
         self.names = [a.name for a in arguments_]
-        self.direct, self.into, self.buffers_of = _ways(self, part, others)
+        self._values = itemgetter(*self.names)
+        self.into, self.buffers_of = _ways(self, part, others)
         self.inv_rms = "inv_rms" in self.results
         self._positional = sum(not a.kwarg_only for a in arguments_)
         self._defaults = {
@@ -398,7 +384,8 @@ class Op:
         self._plan = by_name(plan, self.names)
         self._compute = by_name(reference, self.names)
         self._part = None if part is None else by_name(part, self.names)
-        self.reference = reference if arguments is None else self._reference()
+        if arguments is None:
+            self.reference = reference
 
     def __repr__(self) -> str:
         return f"Op({self.name!r})"
@@ -411,7 +398,8 @@ class Op:
         """
         return self._checked(self._named(args, kwargs))
 
-    def _reference(self) -> Callable[..., tuple[Tensor, ...]]:
+    @cached_property
+    def reference(self) -> Callable[..., tuple[Tensor, ...]]:
         """The reference as a function with the op's name and arguments."""
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         signature = inspect.Signature(
@@ -514,6 +502,35 @@ class Op:
         if self._lacking:
             part = self._with_kernels(part)
         return kept if part is kept.part else self._others.get(part)
+
+    def direct(
+        self, arguments: Arguments, buffers: Sequence[Any] = (), *, in_dispatcher: bool = False
+    ) -> Any:
+        """The results on CUDA as a tuple, past the dispatcher; `into` takes less time.
+
+        ``NotImplemented`` says that nothing was done: the module has to be loaded; a tensor is a
+        subclass or on another device; a mode, a transform, a compiler or a profiler is to see the
+        op; or an argument is not accepted. `dispatched` is to be called then, which does all of
+        this, or says what is wrong.
+
+        Args:
+            arguments: by name; there may be others.
+            buffers: for the results, in order; they are written to, and the result is None.
+            in_dispatcher: whether the call comes from there.
+        """
+        if is_dynamo_compiling() or (kept := self._kept) is None:
+            return NotImplemented
+        if kept.part is not None:
+            known = isinstance(arguments[self.names[0]], Tensor)
+            kept = self._of_part(kept, self.part(arguments) if known else None)
+        if kept is None or not kept.fresh():
+            return NotImplemented
+        try:
+            return kept.direct(not in_dispatcher, *self._values(arguments), *buffers)
+        except RuntimeError as error:
+            if not self._lacks(kept.part, error):
+                raise
+        return NotImplemented
 
     def dispatched(self, args: Sequence[Any], buffers: Sequence[Any] = ()) -> Any:
         """As `direct`, by the op itself; its tensors are to be tensors."""
