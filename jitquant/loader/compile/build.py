@@ -53,7 +53,8 @@ _EXPORTED = re.compile(rb"\0jitquant_export_(\w+)(?=\0)")
 class Built:
     """A linked library, the files and directories that the compilers read, and their output.
 
-    ``linked`` is what the linker has read, and ``searched`` where it searched for that.
+    ``linked`` is what the linker has read, ``searched`` where all of them searched, and ``twins``
+    are files that may have been left out as they are the same as others.
 
     ``steps`` are the seconds of each command; the compilers run in parallel. ``stable`` is whether
     it uses torch only through its stable ABI.
@@ -63,6 +64,7 @@ class Built:
     units: tuple[includes.Unit, ...]
     linked: tuple[str, ...]
     searched: tuple[includes.Searched, ...]
+    twins: tuple[str, ...]
     trial: Trial
     steps: tuple[tuple[str, float], ...]
     kernels: tuple[KernelUsage, ...]
@@ -191,8 +193,23 @@ def build(
         warn(f"{plan.name}: {label} said:\n{text}")
     for unit in own:
         _refuse_hidden_exports(plan, unit.source, staging / unit.output)
+    read += [
+        includes.Unit(unit.source, read_by(unit, staging, plan.roots), path)
+        for unit, path in zip(own, paths.result(), strict=True)
+    ]
     prepare.result()
     linking = time.monotonic()
+    forked = threading.Event()
+
+    def search() -> tuple[list[includes.Searched], list[str]]:
+        forked.wait()  # a fork is safer without threads that work
+        return includes.searched_by(read, plan.roots)
+
+    def on_linking() -> None:
+        forked.set()
+        on_tick(["linker"])
+
+    searching = _in_background(search)  # a fifth of a second, while the linker runs
     try:
         trial = link_and_try(
             extension,
@@ -201,17 +218,15 @@ def build(
             compiler=plan.host.program,
             objects=[unit.output for unit in units],
             flags=linker_flags(plan, units),
-            on_tick=lambda: on_tick(["linker"]),
+            on_tick=on_linking,
         )
     except CompileError as error:
         _raise_if_disk_is_full(str(error), staging)
         log = write_log(str(error))  # with the commands
         linker = (error.command, "linking")
         raise compile_error(plan.name, linker, 1, str(error), staging, log) from None
-    read += [
-        includes.Unit(unit.source, read_by(unit, staging, plan.roots), path)
-        for unit, path in zip(own, paths.result(), strict=True)
-    ]
+    finally:
+        forked.set()
     steps = [(item.command.label, item.seconds) for item in finished]
     steps.append(("linking and first load", time.monotonic() - linking))
     library = staging / f"{extension}.so"
@@ -223,9 +238,18 @@ def build(
     )
     places = [*library_places(named.words), *env.get("LIBRARY_PATH", "").split(os.pathsep)]
     places += [place for path in paths.result() for place in path.tool_places]
-    linked, searched = _linked(plan, staging, list(dict.fromkeys(places)))
+    linked, by_linker = _linked(plan, staging, list(dict.fromkeys(places)))
+    searched, twins = searching.result()
     return Built(
-        library, tuple(read), linked, searched, trial, tuple(steps), tuple(kernels), stable
+        library,
+        tuple(read),
+        linked,
+        (*searched, *by_linker),
+        tuple(twins),
+        trial,
+        tuple(steps),
+        tuple(kernels),
+        stable,
     )
 
 

@@ -9,7 +9,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass
 
-from ..request.includes import Unit, searched_by, visible_now
+from ..request.includes import Unit, visible_now
 from ..request.plan import Plan, python_abi
 from ..request.sources import ABSOLUTE, FileHasher, Roots
 from ..store.cache import Entry
@@ -34,10 +34,9 @@ def describe(
         FileNotFoundError: a header disappeared while it was being compiled.
     """
     headers: dict[str, str] = {}
-    searched, twins = searched_by(built.units, plan.roots)
-    searched += built.searched
+    searched = list(built.searched)
     paths = [path for unit in built.units for path in (*unit.read, *unit.path.tools)]
-    read = dict.fromkeys((*paths, *twins, *built.linked))
+    read = dict.fromkeys((*paths, *built.twins, *built.linked))
     callers = {path for unit in built.units for path in _named_by_path(unit, plan.roots)}
     for path in read:
         state = hasher.state(path)
