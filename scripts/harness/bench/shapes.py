@@ -144,6 +144,8 @@ _ROTATED: tuple[tuple[str, Call, int], ...] = (
     ("mxfp4", jitquant.quantize_mxfp4, 1),
     ("fp8 row", partial(jitquant.quantize_fp8, **_ROW), 1),
     ("fp8 group", jitquant.quantize_per_token_group, 1),
+    ("int8 row", partial(jitquant.quantize_fp8, dtype=torch.int8, **_ROW), 1),
+    ("int8 group", partial(jitquant.quantize_per_token_group, dtype=torch.int8), 1),
 )
 
 
@@ -168,7 +170,7 @@ def _recipes(m: int, n: int) -> Iterator[Case]:
         sizes = ("te",) if "both" in name else ("te", "64") if name == "nvfp4" else ("128",)
         for size in sizes:
             yield Case(f"{name} rotate={size}", m, n, partial(run, rotate=size), reads=reads)
-        if "fp8" not in name:
+        if "fp4" in name:
             yield Case(f"{name} stochastic", m, n, _drawn(run), reads=reads, extra=_state)
         if "nvfp4" in name:
             four = partial(run, select="4over6_mae")
