@@ -548,7 +548,7 @@ def linked(source: Path, first: Path, second: Path) -> Callable[[int], None]:
     in_quick(
         2,
         [
-            ["-L{}/place", "-lscript"],
+            ["-L", "{}/place", "-l", "script"],
             ["-L{}/place", "-lthin"],
             ["-Wl,{}/place/libthin.a"],
             ["-L{}/place", "-L{}/part", "-Wl,--library=names"],
