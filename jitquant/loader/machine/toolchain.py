@@ -113,7 +113,10 @@ class Memo:
     def get(
         self, question: str, ask: Callable[[], tuple[dict[str, Any], list[str]]]
     ) -> dict[str, Any]:
-        """The answer to ``question``. ``ask`` returns it, and the files it depends on."""
+        """The answer to ``question``. ``ask`` returns it, and the files it depends on.
+
+        Without such files it is not kept: why a program failed may pass.
+        """
         record = self._records.get(question)
         if record is None and self._directory is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -126,6 +129,8 @@ class Memo:
                     self._records[question] = record
                     return dict(record["answer"])
         answer, files = ask()
+        if not files:
+            return answer
         record = {
             "question": question,
             "answer": answer,
@@ -217,7 +222,7 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] = os.environ) -> Iterator[C
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
-        answer = memo.get(f"nvcc 12 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        answer = memo.get(f"nvcc 13 {os.path.abspath(path)}", partial(_probe_nvcc, path))
         if "failed" not in answer and not answer["cudart"]:
             answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
@@ -261,7 +266,7 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
     output = _ask([path, "--version"])
     release = re.search(r"\bV(\d+\.\d+\.\d+)", output)
     if release is None:
-        return {"failed": output.strip()[-300:] or "it does not run"}, [path]
+        return {"failed": output.strip()[-300:] or "it does not run"}, []
     # The dry run of a wrapper script shows which toolkit it wraps.
     dry = _ask([path, "--dryrun", "-c", "x.cu", "-o", "x.o"])
     here = re.search(r"^#\$ _HERE_=(.*)$", dry, re.MULTILINE)
@@ -294,7 +299,7 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
         "archs": archs,
     }
     profile = os.path.join(os.path.dirname(binary), "nvcc.profile")
-    return answer, [path, binary, assembler, profile, *includes, *libs]
+    return answer, [path, binary, assembler, profile, *includes, *libs] if here else []
 
 
 def _existing(*paths: str) -> list[str]:
@@ -326,7 +331,7 @@ def find_host_compiler(memo: Memo, env: Mapping[str, str] = os.environ) -> HostC
         if program is None:
             continue
         full = (program, *command[1:])
-        answer = memo.get(f"host 5 {shlex.join(full)}", partial(_probe_host, full))
+        answer = memo.get(f"host 6 {shlex.join(full)}", partial(_probe_host, full))
         if "failed" not in answer:
             return HostCompiler(full, answer["version"], tuple(answer["scripts"]))
         raise HostCompilerNotFoundError(
@@ -347,7 +352,7 @@ def _probe_host(command: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
     version = re.search(r"^(.*\bversion \d+\.\d.*)$", output, re.MULTILINE)
     target = re.search(r"^Target: (.*)$", output, re.MULTILINE)
     if version is None:
-        return {"failed": output.strip()[-300:] or "it does not run"}, [command[0]]
+        return {"failed": output.strip()[-300:] or "it does not run"}, []
     words = [shutil.which(word) for word in command[:2] if not word.startswith("-")]
     programs = [program for program in words if program]
     answer = {
