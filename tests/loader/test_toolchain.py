@@ -227,6 +227,21 @@ def test_why_a_compiler_failed_is_not_kept(nowhere: dict[str, str], tmp_path: Pa
         assert find_nvcc(memo, env)[0].path == str(nvcc)
 
 
+def test_nvcc_is_asked_with_the_host_compiler_that_it_will_use(
+    nowhere: dict[str, str], tmp_path: Path
+) -> None:
+    """It runs one even for a dry run, and there may be no gcc on PATH."""
+    nvcc, kept = fake_nvcc(tmp_path / "toolkit"), tmp_path / "kept"
+    kept.mkdir()
+    (tmp_path / "cccl").mkdir()
+    says = f'[ "$2" = -ccbin ] || exit; echo \'"-isystem" "{tmp_path}/cccl"\''
+    nvcc.write_text(nvcc.read_text().replace("--dryrun) ", f"--dryrun) {says};"))
+    env = {"PATH": str(nvcc.parent)}
+    assert str(tmp_path / "cccl") not in find_nvcc(Memo(kept), env)[0].include_dirs
+    env["CXX"] = str(shutil.which("g++"))
+    assert str(tmp_path / "cccl") in find_nvcc(Memo(kept), env)[0].include_dirs
+
+
 def test_host_compiler(tmp_path: Path) -> None:
     with pytest.raises(HostCompilerNotFoundError, match=r"neither g\+\+ nor c\+\+ is on PATH"):
         find_host_compiler(Memo(), {"PATH": str(tmp_path)})

@@ -218,11 +218,15 @@ class Candidate(NamedTuple):
 
 def examine_nvccs(memo: Memo, env: Mapping[str, str] = os.environ) -> Iterator[Candidate]:
     """All places where nvcc may be, in order of preference: the first that works is used."""
+    host = ""
+    with contextlib.suppress(HostCompilerNotFoundError):
+        host = find_host_compiler(memo, env).program
     for path, origin in program_places("nvcc", env):
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
-        answer = memo.get(f"nvcc 13 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        question = f"nvcc 13 {os.path.abspath(path)} {host}"
+        answer = memo.get(question, partial(_probe_nvcc, path, host))
         if "failed" not in answer and not answer["cudart"]:
             answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
@@ -262,13 +266,14 @@ def find_nvcc(memo: Memo, env: Mapping[str, str] = os.environ) -> tuple[Nvcc, tu
     )
 
 
-def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
+def _probe_nvcc(path: str, host: str) -> tuple[dict[str, Any], list[str]]:
     output = _ask([path, "--version"])
     release = re.search(r"\bV(\d+\.\d+\.\d+)", output)
     if release is None:
         return {"failed": output.strip()[-300:] or "it does not run"}, []
-    # The dry run of a wrapper script shows which toolkit it wraps.
-    dry = _ask([path, "--dryrun", "-c", "x.cu", "-o", "x.o"])
+    # The dry run of a wrapper script shows which toolkit it wraps. It runs the host compiler.
+    chosen = ["-ccbin", host] if host else []
+    dry = _ask([path, "--dryrun", *chosen, "-c", "x.cu", "-o", "x.o"])
     here = re.search(r"^#\$ _HERE_=(.*)$", dry, re.MULTILINE)
     binary = os.path.realpath(path)
     if here and os.path.isfile(os.path.join(here.group(1).strip(), "nvcc")):
