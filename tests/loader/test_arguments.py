@@ -52,6 +52,7 @@ def test_missing_file_of_the_caller_says_where_it_looked(loader: Loader, tmp_pat
         ([3], TypeError, "sources: 3 is int"),
         (7, TypeError, "sources: expected a list"),
         (["./k.ptx"], ValueError, r"suffix '.ptx'; .cu, .cpp, .cc, .cxx are compiled"),
+        (["./k.CU"], ValueError, r"suffix '.CU'; .cu, .cpp, .cc, .cxx are compiled"),
     ],
 )
 def test_sources_of_a_wrong_kind(

@@ -295,7 +295,7 @@ def look_up(
         contents.append([os.path.basename(path), state.digest])
         watch.append((path, state.signature))
     told: dict[str, Signature | None] = {}
-    if not any(path.lower().endswith(CXX_SUFFIXES) for path in sources):
+    if not any(path.endswith(CXX_SUFFIXES) for path in sources):
         for directory in {*map(os.path.dirname, sources), str(kernels_dir)}:
             look_at(os.path.join(directory, "bindings"), told)  # a binding may come
     watch += told.items()
