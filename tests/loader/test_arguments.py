@@ -113,6 +113,15 @@ def test_path_that_nvcc_would_read_as_something_else(
         loader.get("toy", [write_toy(tmp_path / name)])
 
 
+@pytest.mark.parametrize("name", ["a,b", "a'b"])
+def test_directory_that_nvcc_would_read_as_something_else(
+    loader: Loader, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=r"include_dirs: .* does not take literally"):
+        loader.get("toy", [write_toy(tmp_path)], include_dirs=[tmp_path / name])
+
+
 @pytest.mark.usefixtures("nvcc")
 def test_unsupported_architecture(loader: Loader, tmp_path: Path) -> None:
     source = write_toy(tmp_path / "source")

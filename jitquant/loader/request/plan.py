@@ -174,13 +174,14 @@ def check_flags(cuda_flags: tuple[str, ...]) -> None:
 def check_paths(sources: tuple[str, ...], include_dirs: tuple[str, ...]) -> None:
     """Reject paths that a compiler would misread.
 
-    nvcc passes paths on through a shell, in double quotes.
+    nvcc passes paths on through a shell, in double quotes. It takes directories apart at commas,
+    and does without those with a single quote.
     """
     has_cuda = any(map(is_cuda, sources))
     refused = '\\\n"$`' if has_cuda else "\\\n"
-    for argument, paths in (("sources", sources), ("include_dirs", include_dirs)):
+    for argument, paths, more in (("sources", sources, ""), ("include_dirs", include_dirs, "',")):
         for path in paths:
-            found = sorted(set(path) & set(refused))
+            found = sorted(set(path) & set(refused + more * has_cuda))
             if found:
                 raise ValueError(
                     f"{argument}: {path!r} has {found[0]!r} in it, which "
