@@ -315,10 +315,17 @@ def _existing(*paths: str) -> list[str]:
     return list(seen)
 
 
+def _words(variable: str, value: str) -> list[str]:
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise ValueError(f"{variable}={value!r}: {error}; quote its words as in a shell.") from None
+
+
 def find_launcher() -> tuple[str, ...]:
     """The command of ``JITQUANT_NVCC_LAUNCHER``, such as sccache or ccache; or ``()``."""
     given = os.environ.get(LAUNCHER, "")
-    words = shlex.split(given)
+    words = _words(LAUNCHER, given)
     if not words:
         return ()
     program = shutil.which(words[0])
@@ -331,7 +338,7 @@ def find_host_compiler(memo: Memo, env: Mapping[str, str] = os.environ) -> HostC
     """``CXX`` if set, else ``g++`` (nvcc's default), else ``c++``."""
     chosen = env.get("CXX", "").strip()
     for text in [chosen] if chosen else ["g++", "c++"]:
-        command = shlex.split(text)
+        command = _words("CXX", text)
         program = shutil.which(command[0], path=env.get("PATH"))
         if program is None:
             continue
