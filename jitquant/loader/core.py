@@ -305,15 +305,15 @@ class Loader:
                 except ChangedError:
                     continue
                 watch = watch._replace(own=wanted.watch + watch.own)
+                if os.environ.get("JITQUANT_RECORD"):
+                    from .request.used import note_use
+
+                    note_use(request, wanted.archs.archs)
                 self._records[key] = self._record(wanted, loaded, watch, before[wanted.has_cuda])
                 older = self._superseded.setdefault(key, [])
                 if record is not None and record.module not in older:
                     older.append(record.module)
                 warn_of_old_graphs(loaded.module, older, self._warned_of)
-                if os.environ.get("JITQUANT_RECORD"):
-                    from .request.used import note_use
-
-                    note_use(request, wanted.archs.archs)
                 return loaded.module
             raise changes_too_fast(request.name)
 

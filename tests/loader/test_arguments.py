@@ -52,6 +52,7 @@ def test_missing_file_of_the_caller_says_where_it_looked(loader: Loader, tmp_pat
         ([3], TypeError, "sources: 3 is int"),
         (7, TypeError, "sources: expected a list"),
         (["./k.ptx"], ValueError, r"suffix '.ptx'; .cu, .cpp, .cc, .cxx are compiled"),
+        (["./k.CU"], ValueError, r"suffix '.CU'; .cu, .cpp, .cc, .cxx are compiled"),
     ],
 )
 def test_sources_of_a_wrong_kind(
@@ -110,6 +111,15 @@ def test_path_that_nvcc_would_read_as_something_else(
 ) -> None:
     with pytest.raises(ValueError, match=r"sources: .* does not take literally"):
         loader.get("toy", [write_toy(tmp_path / name)])
+
+
+@pytest.mark.parametrize("name", ["a,b", "a'b"])
+def test_directory_that_nvcc_would_read_as_something_else(
+    loader: Loader, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=r"include_dirs: .* does not take literally"):
+        loader.get("toy", [write_toy(tmp_path)], include_dirs=[tmp_path / name])
 
 
 @pytest.mark.usefixtures("nvcc")

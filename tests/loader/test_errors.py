@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader import CompileError, Diagnostic, Loader, LoaderError
+from jitquant.loader.compile.advice import advice
 from jitquant.loader.diagnostics import excerpt, hints, parse
 
 from .toys import entries, litter, write_plain, write_toy
@@ -111,6 +112,11 @@ def test_undefined_symbol(loader: Loader, tmp_path: Path) -> None:
     if shutil.which("c++filt"):
         assert "\nabsent() is declared" in str(caught.value)
     assert entries(tmp_path / "cache") == []
+
+
+def test_a_file_system_where_nothing_may_be_executed() -> None:
+    said = "k.so: failed to map segment from shared object: Operation not permitted"
+    assert "noexec. Set JITQUANT_CACHE_DIR" in advice(said, [])
 
 
 def test_library_that_throws_while_it_is_loaded_does_not_end_the_process(

@@ -503,6 +503,27 @@ def test_no_compiler_runs_that_a_killed_builder_could_not_report(
     assert not ran.exists()
 
 
+def test_a_process_that_ignores_the_end_of_its_children_runs_no_compiler(tmp_path: Path) -> None:
+    """Each would seem to succeed, and nvcc's answers would be empty."""
+    source = write_plain(tmp_path)
+    loader = new_loader(tmp_path / "cache")
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(LoaderError, match=r"SIGCHLD is ignored.*signal\.SIG_DFL"):
+            loader.get("plain", [source])
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    module = loader.get("plain", [source])
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert loader.get("plain", [source]) is module
+        write_factor(source.with_suffix(".h"), 4)
+        with pytest.raises(LoaderError, match="SIGCHLD is ignored"):
+            loader.get("plain", [source])
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 @pytest.mark.parametrize("how", ["exit 1", "exit 0"])
 def test_the_cache_is_removed_during_a_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

@@ -101,6 +101,21 @@ def test_a_header_comes_to_be_that_was_asked_for(text: str, tmp_path: Path, load
     check(loader, source, 4, include_dirs=[include])
 
 
+@pytest.mark.parametrize("name", in_quick(1, ["a/FOLDER/foo.h", "FOLDER/b/foo.h"]))
+def test_a_header_comes_to_be_in_a_folder_whose_name_is_computed(
+    name: str, tmp_path: Path, loader: Loader
+) -> None:
+    (source,) = directories(tmp_path, "source")
+    header = source / name.replace("FOLDER", "folder")
+    header.parent.mkdir(parents=True)
+    source /= "k.cpp"
+    text = "#define TEXT(x) #x\n#define NAME(x) TEXT(x)\n#define FOLDER folder\n"
+    source.write_text(f"{text}#if __has_include(NAME({name}))\n{ASKED}")
+    assert factor(loader, source) == 3
+    header.write_text("")
+    check(loader, source, 4)
+
+
 @pytest.mark.parametrize(
     ("flag", "place"),
     [
@@ -548,7 +563,7 @@ def linked(source: Path, first: Path, second: Path) -> Callable[[int], None]:
     in_quick(
         2,
         [
-            ["-L{}/place", "-lscript"],
+            ["-L", "{}/place", "-l", "script"],
             ["-L{}/place", "-lthin"],
             ["-Wl,{}/place/libthin.a"],
             ["-L{}/place", "-L{}/part", "-Wl,--library=names"],

@@ -14,7 +14,7 @@ from quick import in_quick
 import jitquant.loader.compile.build as build_module
 from jitquant.loader import CompileError, Loader
 
-from .toys import new_loader, write_factor
+from .toys import new_loader, wait_for, write_factor
 
 BASE = '#include "base.h"\n#include <factor.h>\nint shared_factor() { return FACTOR; }\n'
 MODULE = '#include "bindings/base.h"\nextern "C" int factor() { return shared_factor() + %d; }\n'
@@ -162,3 +162,25 @@ def test_an_error_in_it_is_reported_by_every_module(shared: Shared) -> None:
             shared.factor(name)
     base.write_text(BASE)
     assert shared.factors() == [3, 13]
+
+
+def test_its_compiler_ends_with_a_build_that_fails(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on beside those of the module, in a thread of its own."""
+    cxx, started = shared.folder / "c++", shared.folder / "started"
+    cxx.write_text(
+        "#!/bin/sh\n"
+        f'case " $*" in *" -c "*base.cpp*) echo $$ > {started}.new; mv {started}.new {started}; '
+        "exec sleep 1000;; esac\n"
+        f'case " $*" in *" -c "*) until [ -e {started} ]; do sleep 0.01; done;; esac\n'
+        'exec g++ "$@"\n'
+    )
+    cxx.chmod(0o755)
+    monkeypatch.setenv("CXX", str(cxx))
+    source = shared.kernels / "one.cpp"
+    source.write_text(source.read_text() + "int x = ;\n")
+    with pytest.raises(CompileError, match=r"one\.cpp"):
+        shared.factor("one")
+    pid = int(started.read_text())
+    wait_for(lambda: not Path(f"/proc/{pid}").exists())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jitquant.loader import CompileError, Source
+from jitquant.loader import CompileError, LoaderError, Source
 from jitquant.loader.request.used import read_manifest, write_manifest
 from jitquant.loader.store.cache import Cache
 from jitquant.loader.store.prune import clear
@@ -73,6 +73,16 @@ def test_a_record_has_the_text_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert request.sources == (text(3),)
     (module,) = json.loads((tmp_path / "used.json").read_text())["modules"]
     assert module["sources"] == [dataclasses.asdict(text(3))]
+
+
+def test_a_record_that_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITQUANT_RECORD", str(tmp_path / "gone" / "notes"))
+    loader = new_loader(tmp_path / "cache")
+    with pytest.raises(LoaderError, match=r"^JITQUANT_RECORD=.*cannot be written to") as caught:
+        loader.get("k", [text(3)])
+    assert caught.value.last_good is None  # there was no edit
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -204,6 +204,44 @@ def test_a_part_of_a_toolkit_that_comes_or_goes_is_found(
     assert (before.cudart_name, after.cudart_name) == ("libcudart_static.a", "libcudart.so.13")
 
 
+def test_why_a_compiler_failed_is_not_kept(nowhere: dict[str, str], tmp_path: Path) -> None:
+    """It may have run out of memory once, or lacked what is installed by now."""
+    nvcc, kept, fails = fake_nvcc(tmp_path / "toolkit"), tmp_path / "kept", tmp_path / "fails"
+    kept.mkdir()
+    cxx = tmp_path / "c++"
+    cxx.write_text(f'#!/bin/sh\n[ ! -e {fails} ] || exit 1\nexec {shutil.which("g++")} "$@"\n')
+    cxx.chmod(0o755)
+    nvcc.write_text(
+        nvcc.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n[ ! -e {fails} ] || exit\n")
+    )
+    env = {"PATH": str(nvcc.parent), "CXX": str(cxx)}
+    memory = Memo(kept)
+    fails.touch()
+    with pytest.raises(HostCompilerNotFoundError):
+        find_host_compiler(memory, env)
+    with pytest.raises(NvccNotFoundError):
+        find_nvcc(memory, env)
+    fails.unlink()
+    for memo in (memory, Memo(kept)):
+        assert find_host_compiler(memo, env).program == str(cxx)
+        assert find_nvcc(memo, env)[0].path == str(nvcc)
+
+
+def test_nvcc_is_asked_with_the_host_compiler_that_it_will_use(
+    nowhere: dict[str, str], tmp_path: Path
+) -> None:
+    """It runs one even for a dry run, and there may be no gcc on PATH."""
+    nvcc, kept = fake_nvcc(tmp_path / "toolkit"), tmp_path / "kept"
+    kept.mkdir()
+    (tmp_path / "cccl").mkdir()
+    says = f'[ "$2" = -ccbin ] || exit; echo \'"-isystem" "{tmp_path}/cccl"\''
+    nvcc.write_text(nvcc.read_text().replace("--dryrun) ", f"--dryrun) {says};"))
+    env = {"PATH": str(nvcc.parent)}
+    assert str(tmp_path / "cccl") not in find_nvcc(Memo(kept), env)[0].include_dirs
+    env["CXX"] = str(shutil.which("g++"))
+    assert str(tmp_path / "cccl") in find_nvcc(Memo(kept), env)[0].include_dirs
+
+
 def test_host_compiler(tmp_path: Path) -> None:
     with pytest.raises(HostCompilerNotFoundError, match=r"neither g\+\+ nor c\+\+ is on PATH"):
         find_host_compiler(Memo(), {"PATH": str(tmp_path)})
@@ -211,6 +249,8 @@ def test_host_compiler(tmp_path: Path) -> None:
         find_host_compiler(Memo(), {"PATH": os.environ["PATH"], "CXX": "gone"})
     with pytest.raises(HostCompilerNotFoundError, match="does not work"):
         find_host_compiler(Memo(), {"PATH": os.environ["PATH"], "CXX": "true"})
+    with pytest.raises(ValueError, match=r"^CXX='g\+\+ \"': No closing quotation; quote"):
+        find_host_compiler(Memo(), {"PATH": os.environ["PATH"], "CXX": 'g++ "'})
     wrapper = tmp_path / "ccache"
     wrapper.write_text('#!/bin/sh\nexec "$@"\n')
     wrapper.chmod(0o755)

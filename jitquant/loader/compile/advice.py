@@ -36,6 +36,11 @@ def advice(said: str, sources: Sequence[str]) -> str:
             f"{demangle(missing.group(1))} is declared and used, but no source of this module "
             "defines it. Name the file that does in sources, or its library in cxx_flags (-l...)."
         )
+    if "failed to map segment" in said:
+        return (
+            "Its file system is most likely mounted with noexec. Set JITQUANT_CACHE_DIR to a "
+            "directory on one that is not."
+        )
     wrong = [line for text in texts for line in _wrong_schemas(text)]
     if wrong:
         return "An operator's schema is not valid:\n" + "\n".join(wrong)

@@ -139,9 +139,14 @@ def build(
     ) -> Compiled:
         """The object of ``unit``, compiled here unless a build before this one has done so."""
 
+        def tick(labels: list[str]) -> None:
+            if labels:
+                begun.set()
+            if not staging.is_dir():  # the build has failed meanwhile, or was interrupted
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(staging))
+
         def compile_it() -> Compiled:
             path = _in_background(lambda: path_of(unit))
-            tick = lambda labels: begun.set() if labels else None  # noqa: E731
             done = compile_units(
                 plan, [unit], staging, hasher, partial(run, tick=tick, after=after)
             )

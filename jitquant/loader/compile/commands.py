@@ -36,6 +36,8 @@ FIRST = "jitquant_first.h"
 #: Where the linker lists what it reads, if flags or variables can add something to that.
 LINKED = "linked.d"
 _LINKER_FLAGS = ("-l", "-L", "-Wl,", "-Xlinker")
+#: Flags of these whose value may be the next word.
+_LINKER_WORDS = ("-l", "-L", "-Xlinker")
 
 
 @dataclass(frozen=True)
@@ -233,11 +235,11 @@ def _cxx_options(
 
 
 def _divided(flags: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Flags for C++: the compiler's, and the linker's: with -Xlinker also the word after it."""
+    """Flags for C++: the compiler's, and the linker's with the words that belong to them."""
     compiler: list[str] = []
     linker: list[str] = []
     for before, word in pairwise(("", *flags)):
-        is_linkers = before == "-Xlinker" or word.startswith(_LINKER_FLAGS)
+        is_linkers = before in _LINKER_WORDS or word.startswith(_LINKER_FLAGS)
         (linker if is_linkers else compiler).append(word)
     return compiler, linker
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from ..errors import LoaderError
 from ..settings import setting
 from .watchdog import Watchdog
 
@@ -91,7 +92,9 @@ def run_side_by_side(
 
     Raises:
         OSError: a command cannot be started.
+        LoaderError: this process ignores SIGCHLD.
     """
+    _check_signals()
     waiting = list(commands)
     running: list[_Running] = []
     finished: list[Finished] = []
@@ -167,7 +170,12 @@ def kill_group(pid: int) -> None:
 
 
 def ask(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> str:
-    """The output of a short command, of both streams; empty if it cannot be run."""
+    """The output of a short command, of both streams; empty if it cannot be run.
+
+    Raises:
+        LoaderError: this process ignores SIGCHLD.
+    """
+    _check_signals()
     try:
         done = subprocess.run(
             argv,
@@ -182,3 +190,13 @@ def ask(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) ->
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.decode(errors="surrogateescape")
+
+
+def _check_signals() -> None:
+    """Refuse to run compilers where nobody learns how they end: not this process, not nvcc."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        raise LoaderError(
+            "SIGCHLD is ignored in this process, and compilers need it. Call "
+            "signal.signal(signal.SIGCHLD, signal.SIG_DFL) before the first build, or build "
+            "beforehand (`jitquant build`)."
+        )

@@ -113,7 +113,10 @@ class Memo:
     def get(
         self, question: str, ask: Callable[[], tuple[dict[str, Any], list[str]]]
     ) -> dict[str, Any]:
-        """The answer to ``question``. ``ask`` returns it, and the files it depends on."""
+        """The answer to ``question``. ``ask`` returns it, and the files it depends on.
+
+        Without such files it is not kept: why a program failed may pass.
+        """
         record = self._records.get(question)
         if record is None and self._directory is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -126,6 +129,8 @@ class Memo:
                     self._records[question] = record
                     return dict(record["answer"])
         answer, files = ask()
+        if not files:
+            return answer
         record = {
             "question": question,
             "answer": answer,
@@ -213,11 +218,15 @@ class Candidate(NamedTuple):
 
 def examine_nvccs(memo: Memo, env: Mapping[str, str] = os.environ) -> Iterator[Candidate]:
     """All places where nvcc may be, in order of preference: the first that works is used."""
+    host = ""
+    with contextlib.suppress(HostCompilerNotFoundError):
+        host = find_host_compiler(memo, env).program
     for path, origin in program_places("nvcc", env):
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
-        answer = memo.get(f"nvcc 12 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        question = f"nvcc 13 {os.path.abspath(path)} {host}"
+        answer = memo.get(question, partial(_probe_nvcc, path, host))
         if "failed" not in answer and not answer["cudart"]:
             answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
@@ -257,13 +266,14 @@ def find_nvcc(memo: Memo, env: Mapping[str, str] = os.environ) -> tuple[Nvcc, tu
     )
 
 
-def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
+def _probe_nvcc(path: str, host: str) -> tuple[dict[str, Any], list[str]]:
     output = _ask([path, "--version"])
     release = re.search(r"\bV(\d+\.\d+\.\d+)", output)
     if release is None:
-        return {"failed": output.strip()[-300:] or "it does not run"}, [path]
-    # The dry run of a wrapper script shows which toolkit it wraps.
-    dry = _ask([path, "--dryrun", "-c", "x.cu", "-o", "x.o"])
+        return {"failed": output.strip()[-300:] or "it does not run"}, []
+    # The dry run of a wrapper script shows which toolkit it wraps. It runs the host compiler.
+    chosen = ["-ccbin", host] if host else []
+    dry = _ask([path, "--dryrun", *chosen, "-c", "x.cu", "-o", "x.o"])
     here = re.search(r"^#\$ _HERE_=(.*)$", dry, re.MULTILINE)
     binary = os.path.realpath(path)
     if here and os.path.isfile(os.path.join(here.group(1).strip(), "nvcc")):
@@ -294,7 +304,7 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
         "archs": archs,
     }
     profile = os.path.join(os.path.dirname(binary), "nvcc.profile")
-    return answer, [path, binary, assembler, profile, *includes, *libs]
+    return answer, [path, binary, assembler, profile, *includes, *libs] if here else []
 
 
 def _existing(*paths: str) -> list[str]:
@@ -305,10 +315,17 @@ def _existing(*paths: str) -> list[str]:
     return list(seen)
 
 
+def _words(variable: str, value: str) -> list[str]:
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise ValueError(f"{variable}={value!r}: {error}; quote its words as in a shell.") from None
+
+
 def find_launcher() -> tuple[str, ...]:
     """The command of ``JITQUANT_NVCC_LAUNCHER``, such as sccache or ccache; or ``()``."""
     given = os.environ.get(LAUNCHER, "")
-    words = shlex.split(given)
+    words = _words(LAUNCHER, given)
     if not words:
         return ()
     program = shutil.which(words[0])
@@ -321,12 +338,12 @@ def find_host_compiler(memo: Memo, env: Mapping[str, str] = os.environ) -> HostC
     """``CXX`` if set, else ``g++`` (nvcc's default), else ``c++``."""
     chosen = env.get("CXX", "").strip()
     for text in [chosen] if chosen else ["g++", "c++"]:
-        command = shlex.split(text)
+        command = _words("CXX", text)
         program = shutil.which(command[0], path=env.get("PATH"))
         if program is None:
             continue
         full = (program, *command[1:])
-        answer = memo.get(f"host 5 {shlex.join(full)}", partial(_probe_host, full))
+        answer = memo.get(f"host 6 {shlex.join(full)}", partial(_probe_host, full))
         if "failed" not in answer:
             return HostCompiler(full, answer["version"], tuple(answer["scripts"]))
         raise HostCompilerNotFoundError(
@@ -347,7 +364,7 @@ def _probe_host(command: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
     version = re.search(r"^(.*\bversion \d+\.\d.*)$", output, re.MULTILINE)
     target = re.search(r"^Target: (.*)$", output, re.MULTILINE)
     if version is None:
-        return {"failed": output.strip()[-300:] or "it does not run"}, [command[0]]
+        return {"failed": output.strip()[-300:] or "it does not run"}, []
     words = [shutil.which(word) for word in command[:2] if not word.startswith("-")]
     programs = [program for program in words if program]
     answer = {

@@ -41,6 +41,7 @@ _CONDITION = _pattern(rb"#", rb"(?:el)?if\b([^\n]*\([^\n]*)")
 _ARGUMENT = _pattern(rb"\(", rb"()" + _NAME, rb"\)")
 _ARGUMENT_MACRO = _pattern(rb"\(", rb"(\w+)", rb"\)")
 _MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)", _NAME)
+_WORD = re.compile(rb"[\w.+-]+")
 #: Other ways to write what directives consist of.
 _SPELLINGS = ((b"%:", b"#"), (b"??=", b"#"), (b"??/", b"\\"), (b"\0", b" "))
 
@@ -103,7 +104,7 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], li
         files = (unit.source, *unit.read)
         for file in files:
             if file not in texts:
-                texts[file] = _read(file)
+                texts[file] = parse(_content(file))
         flags = parse("".join(unit.path.flags).encode(errors="surrogateescape"))
         every_text = [(unit.source, flags), *((file, texts[file]) for file in files)]
         macros = [pair for _, text in every_text for pair in text.macros]
@@ -114,6 +115,12 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], li
                 search.note(os.path.dirname(file), include)
             if text.asks_itself - known:
                 search.note_unknown(os.path.dirname(file))
+                own = [_content(path) for path in files if is_own(roots.name(path))]
+                own += map(os.fsencode, unit.path.flags)
+                words = {os.fsdecode(word) for found in map(_WORD.findall, own) for word in found}
+                for place in (os.path.dirname(file), *unit.path.quoted, *unit.path.bracketed):
+                    if is_own(roots.place(place)):
+                        search.note_folders(place, words)
         search.note_unnamed()
         every = list(
             dict.fromkeys((*unit.path.quoted, *unit.path.bracketed, *unit.path.duplicates))
@@ -149,12 +156,10 @@ class Text(NamedTuple):
     macros: list[tuple[bytes, Include]]
 
 
-def _read(file: str) -> Text:
-    try:
-        with open(file, "rb") as stream:
-            return parse(stream.read())
-    except OSError:
-        return Text([], set(), set(), [])
+def _content(file: str) -> bytes:
+    with contextlib.suppress(OSError), open(file, "rb") as stream:
+        return stream.read()
+    return b""
 
 
 def plain(text: bytes) -> bytes:
@@ -236,6 +241,13 @@ class _Search:
         """Note that a file of ``directory`` asks for what only a compiler can tell."""
         self._names[LISTING] = len(self._places)
         self._beside.setdefault(directory, {})[LISTING] = 1
+
+    def note_folders(self, place: str, words: set[str]) -> None:
+        """Note that such a name may begin with directories of these names."""
+        for directory, folders, _ in os.walk(place):
+            folders[:] = words.intersection(folders)
+            for folder in folders:
+                self._beside.setdefault(os.path.join(directory, folder), {})[LISTING] = 1
 
     def note_unnamed(self) -> None:
         """Note what was read without being named: by a computed include, or a flag."""

@@ -174,13 +174,14 @@ def check_flags(cuda_flags: tuple[str, ...]) -> None:
 def check_paths(sources: tuple[str, ...], include_dirs: tuple[str, ...]) -> None:
     """Reject paths that a compiler would misread.
 
-    nvcc passes paths on through a shell, in double quotes.
+    nvcc passes paths on through a shell, in double quotes. It takes directories apart at commas,
+    and does without those with a single quote.
     """
     has_cuda = any(map(is_cuda, sources))
     refused = '\\\n"$`' if has_cuda else "\\\n"
-    for argument, paths in (("sources", sources), ("include_dirs", include_dirs)):
+    for argument, paths, more in (("sources", sources, ""), ("include_dirs", include_dirs, "',")):
         for path in paths:
-            found = sorted(set(path) & set(refused))
+            found = sorted(set(path) & set(refused + more * has_cuda))
             if found:
                 raise ValueError(
                     f"{argument}: {path!r} has {found[0]!r} in it, which "
@@ -295,7 +296,7 @@ def look_up(
         contents.append([os.path.basename(path), state.digest])
         watch.append((path, state.signature))
     told: dict[str, Signature | None] = {}
-    if not any(path.lower().endswith(CXX_SUFFIXES) for path in sources):
+    if not any(path.endswith(CXX_SUFFIXES) for path in sources):
         for directory in {*map(os.path.dirname, sources), str(kernels_dir)}:
             look_at(os.path.join(directory, "bindings"), told)  # a binding may come
     watch += told.items()

@@ -46,7 +46,7 @@ Signatures = tuple[tuple[str, Signature | None], ...]
 
 def is_cuda(path: str) -> bool:
     """Whether nvcc compiles a source."""
-    return path.lower().endswith(CUDA_SUFFIXES)
+    return path.endswith(CUDA_SUFFIXES)
 
 
 class Watched(NamedTuple):
@@ -130,7 +130,7 @@ def resolve_sources(sources: Sequence[object], kernels_dir: Path) -> tuple[str, 
         path = os.path.abspath(_of_project(text, kernels_dir) if bare else text)
         if os.path.isdir(path):
             raise ValueError(f"sources: {text!r} is a directory; name the file in it.")
-        suffix = os.path.splitext(path)[1].lower()
+        suffix = os.path.splitext(path)[1]
         if suffix not in CUDA_SUFFIXES + CXX_SUFFIXES:
             raise ValueError(
                 f"sources: {text!r} has suffix {suffix!r}; "
@@ -143,7 +143,7 @@ def resolve_sources(sources: Sequence[object], kernels_dir: Path) -> tuple[str, 
         resolved.append(path)
     if not resolved:
         raise ValueError("sources: the list is empty; name at least one .cu or .cpp file.")
-    if not any(path.lower().endswith(CXX_SUFFIXES) for path in resolved):
+    if not any(path.endswith(CXX_SUFFIXES) for path in resolved):
         for path in list(resolved):
             binding = _binding_of(path, os.path.abspath(kernels_dir))
             if binding is not None:

@@ -33,7 +33,7 @@ def request_of(loader: Loader, name: str, archs: str | Sequence[str] | None = No
     if name in kernels:
         return Request(name, (f"{name}.cu",), archs=chosen)
     path = Path(name)
-    if path.suffix.lower() in (*CUDA_SUFFIXES, *CXX_SUFFIXES):
+    if path.suffix in (*CUDA_SUFFIXES, *CXX_SUFFIXES):
         path = Path(os.path.abspath(path))
         stem = check_name(path.stem)
         last = loader.cache().last(stem)
