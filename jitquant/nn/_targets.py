@@ -110,20 +110,21 @@ def left_by_default(name: str, shapes: Shapes) -> str | None:
     """Why a linear is left alone where the caller says nothing: heads, routers and their gates.
 
     Errors in them cost more than elsewhere and their bytes are few; engines do not look for
-    quantized ones. A ``gate`` is a router unless an ``up`` of its shape is beside it.
+    quantized ones. A ``gate``, or what is in one, is a router unless an ``up`` of its shape is
+    beside it.
 
     Args:
         name: of the linear.
         shapes: of all linears.
     """
-    owner, _, last = name.rpartition(".")
-    if last in _HEADS:
+    parts = name.split(".")
+    if parts[-1] in _HEADS:
         return "a head, left alone by default"
-    beside = f"{owner}.up" if owner else "up"
-    is_router = last == "gate" and (
+    beside = ".".join("up" if part == "gate" else part for part in parts)
+    is_router = "gate" in parts and (
         beside not in shapes or tuple(shapes[beside]) != tuple(shapes[name])
     )
-    if is_router or any(part in _ROUTERS for part in name.split(".")):
+    if is_router or any(part in _ROUTERS for part in parts):
         return "a router, left alone by default"
     return None
 

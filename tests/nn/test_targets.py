@@ -34,6 +34,8 @@ def test_patterns(pattern: str, names: set[str]) -> None:
         ("layers.0.mlp.gate", True),
         ("layers.0.mlp.shared_expert_gate", True),
         ("layers.0.router.layer", True),
+        ("layers.0.mlp.gate.wg", True),
+        ("layers.1.mlp.gate.base_layer", False),
         ("layers.1.mlp.gate", False),
         ("layers.2.mlp.gate", True),
         ("layers.0.mlp.gate_proj", False),
@@ -43,6 +45,7 @@ def test_patterns(pattern: str, names: set[str]) -> None:
 def test_heads_and_routers_are_left_alone(name: str, left: bool) -> None:
     """A gate beside an up of its shape is a projection."""
     shapes = {"layers.1.mlp.gate": (8, 4), "layers.1.mlp.up": (8, 4)}
+    shapes |= {f"layers.1.mlp.{n}.base_layer": (8, 4) for n in ("gate", "up")}
     shapes |= {"layers.2.mlp.gate": (2, 4), "layers.2.mlp.up": (8, 4), name: (8, 4)}
     if name == "layers.2.mlp.gate":
         shapes[name] = (2, 4)
