@@ -170,7 +170,7 @@ def convert(
     - layers that ``targets`` or ``filter`` exclude
     - subclasses of ``nn.Linear``, which may compute something else, and linears with hooks
     - linears in ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``, which read weights
-      directly
+      directly, and ``dt_proj``, which Mamba's mixer reads so
     - weights that cannot be quantized and, for NVFP4 and MXFP4, weights shared with another module,
       such as tied embeddings
 

@@ -37,6 +37,7 @@ FUSED_LAYERS: tuple[tuple[str, ...], ...] = (
 
 _HEADS = ("lm_head", "embed_out")
 _ROUTERS = ("router", "shared_expert_gate")
+_READ = ("dt_proj",)  # by the mixers of Mamba and Jamba, which multiply by its weight themselves
 
 
 def as_patterns(argument: str, given: object) -> tuple[str, ...]:
@@ -150,6 +151,8 @@ def refusal(
     """
     if not targeted(name, targets):
         return "none of targets"
+    if name.rpartition(".")[2] in _READ:
+        return "its weight is read past its forward"
     if ignore is None:
         return left_by_default(name, shapes)
     return "named in ignore" if matches(name, ignore) else None

@@ -101,6 +101,19 @@ def test_reasons() -> None:
     assert convert(Tiny(), "nvfp4", ignore="lm*").skipped["lm_head"] == "named in ignore"
 
 
+@pytest.mark.parametrize("ignore", [None, (), "dt_proj"])
+def test_what_mamba_multiplies_by_itself(ignore: object) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "state_size": 16, "time_step_rank": 16}
+    mamba = transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=16, **sizes)).to(BF16)
+    done = convert(mamba.eval(), "nvfp4", ignore=ignore)  # type: ignore[arg-type]
+    read = "backbone.layers.0.mixer.dt_proj"
+    assert done.skipped[read] == "its weight is read past its forward"
+    assert "backbone.layers.0.mixer.in_proj" in done.replaced
+    with torch.no_grad():
+        assert mamba(torch.ones(1, 3, dtype=torch.int64)).logits.isfinite().all()
+
+
 def test_errors() -> None:
     with pytest.raises(
         TypeError,
