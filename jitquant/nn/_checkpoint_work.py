@@ -187,6 +187,10 @@ class Work:
                 "targets and ignore: expected to leave a matrix to be quantized, got none in "
                 f"{self.source.directory}" + (f"; {first[0]} is left: {first[1]}" if first else "")
             )
+        for name in filter(self._is_unread_stack, self.source.map):
+            owner, pieces = expert_pieces(name)
+            experts = range(self.source.entry(name).shape[0])
+            self.ignored += [f"{owner}.{e}.{piece}" for e in experts for piece in pieces]
         if config.get("tie_word_embeddings") and "lm_head" not in self.ignored:
             self.ignored.append("lm_head")
         if self.scheme.has_gsa:
@@ -350,9 +354,15 @@ class Work:
             return "an embedding"
         if entry.dtype not in INPUT_DTYPES:
             return f"it is {entry.dtype}"
-        if len(entry.shape) == 3 and "experts" in name:
+        if self._is_unread_stack(name):
             return f"experts of {self.source.config.get('model_type')} in one tensor are not read"
         return "not the weight of a linear"
+
+    def _is_unread_stack(self, name: str) -> bool:
+        """Whether a tensor has the experts of a layer, in a layout other than gpt-oss's. Engines
+        take them for quantized unless they are named."""
+        shape = self.source.entry(name).shape
+        return len(shape) == 3 and "experts" in name and not self.source.is_stack(name)
 
     def _parts(self, name: str, matrix: Matrix) -> Layout:
         """The tensors to write for a matrix, by full name."""

@@ -37,8 +37,8 @@ from jitquant.nn.experts import (
     Experts,
     Float8BlockwiseExperts,
     NVFP4Experts,
+    has_experts,
     projections_of,
-    refusal,
 )
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.mxfp4 import MXFP4Linear
@@ -189,10 +189,12 @@ def compressed_tensors(
             shapes[f"{dot}weight"] = (0, 0)
         elif isinstance(module, nn.Linear) or _is_router(module):
             others[f"{dot}weight"] = (0, 0)
-        elif refusal(module) is None:
+        elif has_experts(module):  # those that are not converted, too: engines look for all
             for projection in projections_of(module):
-                size = int(module.num_experts)
-                plain_experts[f"{dot}{projection.name}"] = (size, projection.pieces)
+                weight = module._parameters.get(projection.name)
+                size = 0 if weight is None else weight.shape[0]
+                if size:
+                    plain_experts[f"{dot}{projection.name}"] = (size, projection.pieces)
         for part in module.state_dict() if name in layers else ():
             tensor = plain.pop(f"{dot}{part}")
             if part == "bias":

@@ -478,15 +478,23 @@ def test_an_expert_with_nan_in_the_layout_of_gpt_oss(tmp_path: Path) -> None:
         quantize_checkpoint(source, tmp_path / "out", format="mxfp4", layout="gpt-oss")
 
 
-def test_experts_of_another_layout_are_named(tmp_path: Path) -> None:
-    stack = {"model.layers.0.feed_forward.experts.gate_up_proj": randn(2, 64, 64)}
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt"])
+def test_experts_of_another_layout_are_named(layout: Any, tmp_path: Path) -> None:
+    """In ignore too, as vLLM looks for them there: one matrix of one expert each."""
+    owner = "model.layers.0.feed_forward.experts"
+    stacks = {f"{owner}.gate_up_proj": randn(2, 64, 64), f"{owner}.down_proj": randn(2, 32, 64)}
     plain = {"model.layers.0.self_attn.q_proj.weight": randn(64, 64)}
-    source = folder(tmp_path / "in", {**stack, **plain}, 1, model_type="llama4")
-    done = quantize_checkpoint(source, tmp_path / "out", device="cpu")
-    (name,) = stack
-    assert done.left == {name: 2 * 64 * 64}
-    assert "8,192 parameters: experts of llama4 in one tensor are not read" in str(done)
-    assert torch.equal(everything(tmp_path / "out")[name], stack[name])
+    source = folder(tmp_path / "in", {**stacks, **plain}, 1, model_type="llama4")
+    how: dict[str, Any] = {"format": "nvfp4", "input_amax": 8, "device": "cpu"}
+    done = quantize_checkpoint(source, tmp_path / "out", layout=layout, **how)
+    assert done.left == {name: t.numel() for name, t in stacks.items()}
+    assert "12,288 parameters: experts of llama4 in one tensor are not read" in str(done)
+    for name, stack in stacks.items():
+        assert torch.equal(everything(tmp_path / "out")[name], stack)
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert sorted(described["quantization_config"]["ignore"]) == [
+        f"{owner}.{e}.{p}" for e in range(2) for p in ("down_proj", "gate_proj", "up_proj")
+    ]
 
 
 @pytest.mark.parametrize(

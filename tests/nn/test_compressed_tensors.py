@@ -280,6 +280,24 @@ def test_tied_weights(tmp_path: Path) -> None:
     assert sqnr(back(tokens).detach(), model(tokens).detach()) > 25
 
 
+def test_experts_that_are_not_converted_are_named(tmp_path: Path) -> None:
+    """Those of another forward as well: engines look for all of them in ignore."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_up_proj = nn.Parameter(torch.randn(2, 32, 64))
+            self.down_proj = nn.Parameter(torch.randn(2, 32, 32))
+
+    model = nn.ModuleDict({"experts": Experts(), "inner": nn.Linear(32, 32)})
+    assert convert(model, "nvfp4").skipped == {"experts": "its forward is not known"}
+    save_compressed_tensors(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert sorted(config["ignore"]) == [
+        f"experts.{e}.{p}" for e in range(2) for p in ("down_proj", "gate_proj", "up_proj")
+    ]
+
+
 def test_one_layer_at_two_places(tmp_path: Path) -> None:
     linear = nn.Linear(32, 32, dtype=BF16)
     model = nn.Sequential(linear, nn.Tanh(), linear).eval()
