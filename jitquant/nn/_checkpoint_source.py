@@ -25,7 +25,8 @@ from jitquant.nn._safetensors import Entry, read_header
 from jitquant.numerics.recipes import dequantize_mxfp4
 from jitquant.tensors.fp8 import QuantizedTensor
 
-_EMBEDDINGS = ("embed", "wte", "wpe", "lookup", "relative_attention_bias", "position")
+_EMBEDDINGS = ("embed", "wte", "wpe", "lookup", "relative_attention_bias", "position", "_emb")
+_SHARED = "shared"  # by encoder, decoder and head: the embedding of T5 and BART
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _PROJECTION_OF = {
     "gate_proj": "gate_up_proj",
@@ -284,8 +285,9 @@ def in_memory(name: str) -> tuple[str, str, str] | None:
 
 
 def is_embedding(module: str) -> bool:
-    """Whether a matrix is looked up, by the name of its layer."""
-    return any(part in module.rpartition(".")[2] for part in _EMBEDDINGS)
+    """Whether a matrix is looked up, by the name of its layer or of the list that it is in."""
+    last = next((p for p in reversed(module.split(".")) if not p.isdecimal()), "")
+    return last == _SHARED or any(part in last for part in _EMBEDDINGS)
 
 
 def has_nan(values: Tensor, infinity: bool) -> bool:

@@ -187,10 +187,8 @@ class Work:
                 "targets and ignore: expected to leave a matrix to be quantized, got none in "
                 f"{self.source.directory}" + (f"; {first[0]} is left: {first[1]}" if first else "")
             )
-        for name in filter(self._is_unread_stack, self.source.map):
-            owner, pieces = expert_pieces(name)
-            experts = range(self.source.entry(name).shape[0])
-            self.ignored += [f"{owner}.{e}.{piece}" for e in experts for piece in pieces]
+        for name in self.source.map:
+            self.ignored += self._unread(name)
         if config.get("tie_word_embeddings") and "lm_head" not in self.ignored:
             self.ignored.append("lm_head")
         if self.scheme.has_gsa:
@@ -358,9 +356,18 @@ class Work:
             return f"experts of {self.source.config.get('model_type')} in one tensor are not read"
         return "not the weight of a linear"
 
+    def _unread(self, name: str) -> list[str]:
+        """The layers of a tensor that may be those of linears and is not read as such. Engines take
+        them for quantized unless they are named."""
+        shape, module = self.source.entry(name).shape, name.removesuffix(".weight")
+        if self._is_unread_stack(name):
+            owner, pieces = expert_pieces(name)
+            return [f"{owner}.{e}.{piece}" for e in range(shape[0]) for piece in pieces]
+        is_weight = module != name and len(shape) == 2
+        return [module] if is_weight and module not in self.matrices else []
+
     def _is_unread_stack(self, name: str) -> bool:
-        """Whether a tensor has the experts of a layer, in a layout other than gpt-oss's. Engines
-        take them for quantized unless they are named."""
+        """Whether a tensor has the experts of a layer, in a layout other than gpt-oss's."""
         shape = self.source.entry(name).shape
         return len(shape) == 3 and "experts" in name and not self.source.is_stack(name)
 

@@ -144,7 +144,7 @@ def test_formats(format: Any, shards: int, tmp_path: Path) -> None:
     assert calls[-1][:2] == (done.bytes_before, done.bytes_before)
     config = json.loads((out / "config.json").read_text())
     assert config["model_type"] == "llama"
-    assert config["quantization_config"]["ignore"] == ["lm_head"]
+    assert config["quantization_config"]["ignore"] == ["lm_head", "model.embed_tokens"]
     assert (out / "tokenizer.json").read_text() == "{}"
     assert not (tmp_path / "out.partial").exists()
     sums = dict(
@@ -282,7 +282,7 @@ def test_modelopt(tmp_path: Path) -> None:
     assert got[f"{name}.input_scale"].item() == pytest.approx(amaxes[name] / 2688)
     about = json.loads((tmp_path / "out" / "hf_quant_config.json").read_text())
     assert about["quantization"]["quant_algo"] == "NVFP4"
-    assert about["quantization"]["exclude_modules"] == ["lm_head"]
+    assert about["quantization"]["exclude_modules"] == ["lm_head", "model.embed_tokens"]
 
 
 def test_fp8_blocks_as_deepseeks(tmp_path: Path) -> None:
@@ -476,6 +476,37 @@ def test_an_expert_with_nan_in_the_layout_of_gpt_oss(tmp_path: Path) -> None:
     save_file(made, source / "model.safetensors")
     with pytest.raises(ValueError, match=r"layers\.1\.mlp\.experts\.down_proj in .* Get the file"):
         quantize_checkpoint(source, tmp_path / "out", format="mxfp4", layout="gpt-oss")
+
+
+@pytest.mark.parametrize(
+    "name", ["shared", "model.shared", "talker.codec_embedding.3", "layers.0.rel_pos_emb"]
+)
+def test_what_is_looked_up_is_not_quantized(name: str, tmp_path: Path) -> None:
+    """T5's and BART's embedding, one of a list, and one of positions."""
+    made = {f"{name}.weight": randn(64, 32), "layers.0.shared_expert.weight": randn(64, 32)}
+    done = quantize_checkpoint(
+        folder(tmp_path / "in", made, 1), tmp_path / "out", format="int8", device="cpu"
+    )
+    assert done.why == {f"{name}.weight": "an embedding"}
+    assert torch.equal(everything(tmp_path / "out")[f"{name}.weight"], made[f"{name}.weight"])
+
+
+def test_a_linear_named_like_an_embedding(tmp_path: Path) -> None:
+    """It stays as it is, and is in ignore: else transformers reads it with a scale of nothing."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"embedding_size": 32, "hidden_size": 64, "intermediate_size": 64}
+    config = transformers.ElectraConfig(
+        vocab_size=32, num_hidden_layers=1, num_attention_heads=2, **sizes
+    )
+    torch.manual_seed(0)
+    model = transformers.ElectraModel(config).to(torch.bfloat16).eval()
+    model.save_pretrained(tmp_path / "in")
+    quantize_checkpoint(tmp_path / "in", tmp_path / "out", format="fp8_row", device="cpu")
+    read = type(model).from_pretrained(tmp_path / "out", dtype=torch.bfloat16).eval()
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        got, want = read(tokens), model(tokens)
+    assert sqnr(got.last_hidden_state, want.last_hidden_state) > 25
 
 
 @pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt"])
