@@ -170,7 +170,7 @@ class Source:
         if not name.endswith(".weight") or len(entry.shape) != 2 or 0 in entry.shape:
             return
         module = name.removesuffix(".weight")
-        if is_embedding(module):
+        if is_embedding(module) or self._is_of_attention(module):
             return
         n, k = entry.shape
         if entry.dtype == _FP8:
@@ -219,6 +219,11 @@ class Source:
                     *(file, source, base, (rows // len(pieces), cols), expert),
                     slice(i, None, len(pieces)),
                 )
+
+    def _is_of_attention(self, module: str) -> bool:
+        """Whether a linear is in ``nn.MultiheadAttention``, which reads its weight directly."""
+        owner, _, last = module.rpartition(".")
+        return last == "out_proj" and f"{owner}.in_proj_weight" in self.map
 
     def is_stack(self, name: str) -> bool:
         """Whether a tensor contains gpt-oss experts in the layout of its bf16 files."""

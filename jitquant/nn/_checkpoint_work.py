@@ -45,6 +45,7 @@ from jitquant.tensors.nvfp4 import NVFP4Tensor
 Progress = Callable[[int, int, str], None]
 """Called with the bytes read, all that will be, and the name of the file in work."""
 
+_HEADS = {"whisper": "proj_out"}  # of models whose head is not called lm_head
 _KEPT = 1 << 30  # bytes of a family that is read once; a larger one is read again for its amax
 _AHEAD = 256 << 20  # bytes that are read before they are needed, and that wait to be written
 
@@ -189,8 +190,14 @@ class Work:
             )
         for name in self.source.map:
             self.ignored += self._unread(name)
-        if config.get("tie_word_embeddings") and "lm_head" not in self.ignored:
-            self.ignored.append("lm_head")
+        # transformers looks for its own names: lm_head where files have language_model.lm_head, and
+        # what a regular expression of the caller means.
+        head = _HEADS.get(config.get("model_type", ""), "lm_head")
+        has_head = any(name.endswith(f".{head}") for name in self.ignored)
+        if (config.get("tie_word_embeddings") or has_head) and head not in self.ignored:
+            self.ignored.append(head)
+        if self.layout == "compressed-tensors":
+            self.ignored += [p for p in ignored or () if p.startswith("re:")]
         if self.scheme.has_gsa:
             for family in families(self.quantized, shapes, fused_layers):
                 self.relatives |= dict.fromkeys(family, family)

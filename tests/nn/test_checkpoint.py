@@ -491,6 +491,36 @@ def test_what_is_looked_up_is_not_quantized(name: str, tmp_path: Path) -> None:
     assert torch.equal(everything(tmp_path / "out")[f"{name}.weight"], made[f"{name}.weight"])
 
 
+def test_a_linear_of_an_attention_that_reads_its_weight(tmp_path: Path) -> None:
+    """``nn.MultiheadAttention``, as `convert` leaves it; a linear of this name alone is one."""
+    made = {
+        "head.attention.in_proj_weight": randn(96, 32),
+        "head.attention.out_proj.weight": randn(32, 32),
+        "layers.0.out_proj.weight": randn(32, 32),
+    }
+    done = quantize_checkpoint(
+        folder(tmp_path / "in", made, 1), tmp_path / "out", format="int8", device="cpu"
+    )
+    assert done.quantized == 32 * 32
+    assert torch.equal(
+        everything(tmp_path / "out")["head.attention.out_proj.weight"],
+        made["head.attention.out_proj.weight"],
+    )
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert described["quantization_config"]["ignore"] == ["head.attention.out_proj"]
+
+
+@pytest.mark.parametrize(("kind", "head"), [("llama", "lm_head"), ("whisper", "proj_out")])
+def test_a_head_that_no_file_has(kind: str, head: str, tmp_path: Path) -> None:
+    """The embedding is the head's weight. The model has a linear, which is named in ignore."""
+    source = folder(
+        tmp_path / "in", {"o_proj.weight": randn(32, 32)}, 1, model_type=kind, tie_word_embeddings=1
+    )
+    quantize_checkpoint(source, tmp_path / "out", format="int8", device="cpu")
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert described["quantization_config"]["ignore"] == [head]
+
+
 def test_a_linear_named_like_an_embedding(tmp_path: Path) -> None:
     """It stays as it is, and is in ignore: else transformers reads it with a scale of nothing."""
     transformers = pytest.importorskip("transformers")

@@ -362,6 +362,41 @@ def test_transformers_reads_them(recipe: Any, tmp_path: Path) -> None:
         assert sqnr(back(tokens).logits, want) > (30 if recipe == "nvfp4" else 25)
 
 
+@pytest.mark.parametrize(("whole", "mixed"), [(False, False), (False, True), (True, False)])
+def test_transformers_reads_a_model_with_other_names_than_its_files(
+    whole: bool, mixed: bool, tmp_path: Path
+) -> None:
+    """Llava's files have language_model.lm_head and vision_tower, its model lm_head and
+    model.vision_tower, which transformers looks for in the configuration."""
+    library()
+    import transformers
+
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4}
+    text = transformers.LlamaConfig(vocab_size=64, num_hidden_layers=1, pad_token_id=0, **sizes)
+    vision = transformers.CLIPVisionConfig(
+        num_hidden_layers=1, image_size=16, patch_size=8, **sizes
+    )
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_id=63)
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(config).to(BF16).eval()
+    inputs = {
+        "input_ids": torch.cat((torch.full((1, 4), 63), torch.arange(1, 20)[None]), 1),
+        "pixel_values": randn(1, 3, 16, 16),
+    }
+    ignore = ["lm_head", "re:.*vision_tower"]
+    if whole:
+        model.save_pretrained(tmp_path / "plain")
+        quantize_checkpoint(tmp_path / "plain", tmp_path / "out", ignore=ignore)
+    convert(model, "nvfp4a16", ignore=[*ignore, "down_proj"] if mixed else ignore)
+    if mixed:
+        convert(model, "fp8_block", targets="down_proj")
+    if not whole:
+        save_compressed_tensors(model, tmp_path / "out")
+    read = type(model).from_pretrained(tmp_path / "out", dtype=BF16).eval()
+    with torch.no_grad():
+        assert sqnr(read(**inputs).logits, model(**inputs).logits) > (25 if mixed else 35)
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_transformers_reads_columns_that_are_no_whole_blocks(whole: bool, tmp_path: Path) -> None:
     """In FP8 blocks, saved from memory and by `quantize_checkpoint`."""
