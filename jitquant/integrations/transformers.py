@@ -181,7 +181,7 @@ class JitquantQuantizer(SavingQuantizer):
         for name, module in quantized_modules(model, self._folder).items():
             owner, _, attribute = name.rpartition(".")
             self._waiting[name] = module
-            setattr(model.get_submodule(owner), attribute, nn.Module())
+            setattr(model.get_submodule(owner), attribute, _stand_in(module))
         model._keys_to_ignore_on_load_unexpected = {"."}
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
@@ -233,6 +233,14 @@ class _Take(ConversionOps):  # type: ignore[misc]
             elif missing_keys is not None:
                 missing_keys.discard(name)
         return left
+
+
+def _stand_in(module: nn.Module) -> nn.Module:
+    """A module without parameters that nevertheless has them as attributes, where the
+    initialization of the module around it looks for them."""
+    made = module.__class__.__new__(module.__class__)
+    made.__dict__ = {**module.__dict__, **module._parameters, "_parameters": {}}
+    return made
 
 
 def _device_near(model: nn.Module, name: str) -> torch.device:

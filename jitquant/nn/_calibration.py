@@ -220,8 +220,11 @@ class _Observer:
 
     def _add(self, x: Tensor) -> None:
         mask = self.calls.mask
+        if mask is not None and x.dim() == 2:  # as shared experts get the tokens of all sequences
+            mask = mask.flatten()
         if mask is not None and mask.shape == x.shape[:-1]:
-            x = x * mask.to(x.device, x.dtype)[..., None]  # rows of zeros change no sum
+            padding = (mask == 0).to(x.device)[..., None]
+            x = x.masked_fill(padding, 0)  # rows of zeros change no sum
         self.add(x.reshape(-1, x.shape[-1]))
 
     def add(self, x: Tensor) -> None:

@@ -25,7 +25,8 @@ from jitquant.nn._safetensors import Entry, read_header
 from jitquant.numerics.recipes import dequantize_mxfp4
 from jitquant.tensors.fp8 import QuantizedTensor
 
-_EMBEDDINGS = ("embed", "wte", "wpe", "lookup", "relative_attention_bias", "position")
+_EMBEDDINGS = ("embed", "wte", "wpe", "lookup", "relative_attention_bias", "position", "_emb")
+_SHARED = "shared"  # by encoder, decoder and head: the embedding of T5 and BART
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _PROJECTION_OF = {
     "gate_proj": "gate_up_proj",
@@ -169,7 +170,7 @@ class Source:
         if not name.endswith(".weight") or len(entry.shape) != 2 or 0 in entry.shape:
             return
         module = name.removesuffix(".weight")
-        if is_embedding(module):
+        if is_embedding(module) or self._is_of_attention(module):
             return
         n, k = entry.shape
         if entry.dtype == _FP8:
@@ -218,6 +219,11 @@ class Source:
                     *(file, source, base, (rows // len(pieces), cols), expert),
                     slice(i, None, len(pieces)),
                 )
+
+    def _is_of_attention(self, module: str) -> bool:
+        """Whether a linear is in ``nn.MultiheadAttention``, which reads its weight directly."""
+        owner, _, last = module.rpartition(".")
+        return last == "out_proj" and f"{owner}.in_proj_weight" in self.map
 
     def is_stack(self, name: str) -> bool:
         """Whether a tensor contains gpt-oss experts in the layout of its bf16 files."""
@@ -284,8 +290,9 @@ def in_memory(name: str) -> tuple[str, str, str] | None:
 
 
 def is_embedding(module: str) -> bool:
-    """Whether a matrix is looked up, by the name of its layer."""
-    return any(part in module.rpartition(".")[2] for part in _EMBEDDINGS)
+    """Whether a matrix is looked up, by the name of its layer or of the list that it is in."""
+    last = next((p for p in reversed(module.split(".")) if not p.isdecimal()), "")
+    return last == _SHARED or any(part in last for part in _EMBEDDINGS)
 
 
 def has_nan(values: Tensor, infinity: bool) -> bool:

@@ -45,6 +45,7 @@ from jitquant.tensors.nvfp4 import NVFP4Tensor
 Progress = Callable[[int, int, str], None]
 """Called with the bytes read, all that will be, and the name of the file in work."""
 
+_HEADS = {"whisper": "proj_out"}  # of models whose head is not called lm_head
 _KEPT = 1 << 30  # bytes of a family that is read once; a larger one is read again for its amax
 _AHEAD = 256 << 20  # bytes that are read before they are needed, and that wait to be written
 
@@ -187,8 +188,16 @@ class Work:
                 "targets and ignore: expected to leave a matrix to be quantized, got none in "
                 f"{self.source.directory}" + (f"; {first[0]} is left: {first[1]}" if first else "")
             )
-        if config.get("tie_word_embeddings") and "lm_head" not in self.ignored:
-            self.ignored.append("lm_head")
+        for name in self.source.map:
+            self.ignored += self._unread(name)
+        # transformers looks for its own names: lm_head where files have language_model.lm_head, and
+        # what a regular expression of the caller means.
+        head = _HEADS.get(config.get("model_type", ""), "lm_head")
+        has_head = any(name.endswith(f".{head}") for name in self.ignored)
+        if (config.get("tie_word_embeddings") or has_head) and head not in self.ignored:
+            self.ignored.append(head)
+        if self.layout == "compressed-tensors":
+            self.ignored += [p for p in ignored or () if p.startswith("re:")]
         if self.scheme.has_gsa:
             for family in families(self.quantized, shapes, fused_layers):
                 self.relatives |= dict.fromkeys(family, family)
@@ -350,9 +359,24 @@ class Work:
             return "an embedding"
         if entry.dtype not in INPUT_DTYPES:
             return f"it is {entry.dtype}"
-        if len(entry.shape) == 3 and "experts" in name:
+        if self._is_unread_stack(name):
             return f"experts of {self.source.config.get('model_type')} in one tensor are not read"
         return "not the weight of a linear"
+
+    def _unread(self, name: str) -> list[str]:
+        """The layers of a tensor that may be those of linears and is not read as such. Engines take
+        them for quantized unless they are named."""
+        shape, module = self.source.entry(name).shape, name.removesuffix(".weight")
+        if self._is_unread_stack(name):
+            owner, pieces = expert_pieces(name)
+            return [f"{owner}.{e}.{piece}" for e in range(shape[0]) for piece in pieces]
+        is_weight = module != name and len(shape) == 2
+        return [module] if is_weight and module not in self.matrices else []
+
+    def _is_unread_stack(self, name: str) -> bool:
+        """Whether a tensor has the experts of a layer, in a layout other than gpt-oss's."""
+        shape = self.source.entry(name).shape
+        return len(shape) == 3 and "experts" in name and not self.source.is_stack(name)
 
     def _parts(self, name: str, matrix: Matrix) -> Layout:
         """The tensors to write for a matrix, by full name."""

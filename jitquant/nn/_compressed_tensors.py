@@ -37,8 +37,8 @@ from jitquant.nn.experts import (
     Experts,
     Float8BlockwiseExperts,
     NVFP4Experts,
+    has_experts,
     projections_of,
-    refusal,
 )
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.mxfp4 import MXFP4Linear
@@ -170,6 +170,7 @@ def compressed_tensors(
     )  # how many modules have a parameter
     layers: dict[str, nn.Module] = {}
     others: dict[str, tuple[int, int]] = {}  # not quantized: linears and routers
+    linears: list[str] = []  # of these; by the names in the model, which transformers looks for
     plain_experts: dict[str, tuple[int, int]] = {}
     shapes: dict[str, tuple[int, int]] = {}
     biases: dict[str, Tensor] = {}  # of linears
@@ -189,10 +190,13 @@ def compressed_tensors(
             shapes[f"{dot}weight"] = (0, 0)
         elif isinstance(module, nn.Linear) or _is_router(module):
             others[f"{dot}weight"] = (0, 0)
-        elif refusal(module) is None:
+            linears += [f"{dot}weight"] if isinstance(module, nn.Linear) else []
+        elif has_experts(module):  # those that are not converted, too: engines look for all
             for projection in projections_of(module):
-                size = int(module.num_experts)
-                plain_experts[f"{dot}{projection.name}"] = (size, projection.pieces)
+                weight = module._parameters.get(projection.name)
+                size = 0 if weight is None else weight.shape[0]
+                if size:
+                    plain_experts[f"{dot}{projection.name}"] = (size, projection.pieces)
         for part in module.state_dict() if name in layers else ():
             tensor = plain.pop(f"{dot}{part}")
             if part == "bias":
@@ -208,6 +212,7 @@ def compressed_tensors(
     inputs = _input_scales(layers, input_amax)
     quantized = in_file(model, biases)
     schemes: dict[str, FileScheme] = {}
+    in_model: dict[str, FileScheme] = {}
     dynamic: list[str] = []
     for file_name, place in places.items():
         owner, _, part = place.name.rpartition(".")
@@ -223,11 +228,13 @@ def compressed_tensors(
         if of_input is not None:
             quantized[f"{dot}input_global_scale"] = of_input.clone()
         schemes[target] = _scheme(layer, parts, of_input is not None)
+        if place.expert is None:
+            in_model[owner] = schemes[target]
         if isinstance(layer, (NVFP4Linear, NVFP4Experts)) and not layer.weight_only:
             dynamic.append(target)
-    unquantized = [*places_of(model, others), *places_of(model, plain_experts)]
+    unquantized = [*places_of(model, others), *places_of(model, plain_experts), *linears]
     ignored = [name.removesuffix("weight").removesuffix(".") for name in unquantized]
-    config = quantization_config(schemes, ignored)
+    config = quantization_config(schemes | in_model, [*dict.fromkeys(ignored)])
     if dynamic and inputs is None:
         every = sum(s == _SCHEMES[NVFP4Linear] for s in schemes.values()) == len(dynamic)
         config[DYNAMIC_INPUTS] = ["*"] if every else dynamic

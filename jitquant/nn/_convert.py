@@ -30,7 +30,12 @@ from jitquant.nn._calibration import (
 from jitquant.nn._hugging_face import is_pretrained
 from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
 from jitquant.nn._targets import FUSED_LAYERS, as_families, as_patterns, families, ignoring, refusal
-from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts, projections_of
+from jitquant.nn.experts import (
+    Float8BlockwiseExperts,
+    NVFP4Experts,
+    has_experts,
+    projections_of,
+)
 from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.mxfp4 import MXFP4Linear
@@ -170,7 +175,7 @@ def convert(
     - layers that ``targets`` or ``filter`` exclude
     - subclasses of ``nn.Linear``, which may compute something else, and linears with hooks
     - linears in ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``, which read weights
-      directly
+      directly, and ``dt_proj``, which Mamba's mixer reads so
     - weights that cannot be quantized and, for NVFP4 and MXFP4, weights shared with another module,
       such as tied embeddings
 
@@ -599,10 +604,7 @@ _CONVERTED = (*_CODES, NVFP4TrainingLinear, Float8BlockwiseLinear, Float8Blockwi
 
 def _is_candidate(module: nn.Module) -> bool:
     """Whether a module is a linear or experts, converted or not."""
-    mine = module.named_parameters(recurse=False)
-    return isinstance(module, (nn.Linear, *_CONVERTED)) or any(
-        name == "down_proj" and p.dim() == 3 for name, p in mine
-    )
+    return isinstance(module, (nn.Linear, *_CONVERTED)) or has_experts(module)
 
 
 def _weights(module: nn.Module) -> dict[str, nn.Parameter]:

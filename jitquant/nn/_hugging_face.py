@@ -45,21 +45,19 @@ def in_file(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     except ImportError:  # before transformers 5 a model has the names of its files
         return dict(tensors)
     attached = getattr(model, "hf_quantizer", None)
-    conversions = getattr(attached, "conversions", None)
-    kept = model.__dict__.get("_weight_conversions", _MISSING)
+    # A conversion may compare a tensor's shape with that of the parameter, which is these.
+    swapped: dict[str, Any] = {"get_parameter": tensors.__getitem__}
+    if getattr(attached, "is_attached", False):
+        swapped["_weight_conversions"] = getattr(attached, "conversions", None)
+    kept = {name: model.__dict__[name] for name in swapped if name in model.__dict__}
     try:
-        if getattr(attached, "is_attached", False):
-            model.__dict__["_weight_conversions"] = conversions
+        model.__dict__.update(swapped)
         reverted: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))
     finally:
-        if kept is not _MISSING:
-            model.__dict__["_weight_conversions"] = kept
-        else:
-            model.__dict__.pop("_weight_conversions", None)
+        for name in swapped:
+            model.__dict__.pop(name, None)
+        model.__dict__.update(kept)
     return reverted
-
-
-_MISSING = object()
 
 
 def places_in_file(model: nn.Module, weights: Mapping[str, tuple[int, int]]) -> dict[str, Place]:

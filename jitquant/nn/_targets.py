@@ -37,6 +37,7 @@ FUSED_LAYERS: tuple[tuple[str, ...], ...] = (
 
 _HEADS = ("lm_head", "embed_out")
 _ROUTERS = ("router", "shared_expert_gate")
+_READ = ("dt_proj",)  # by the mixers of Mamba and Jamba, which multiply by its weight themselves
 
 
 def as_patterns(argument: str, given: object) -> tuple[str, ...]:
@@ -110,20 +111,21 @@ def left_by_default(name: str, shapes: Shapes) -> str | None:
     """Why a linear is left alone where the caller says nothing: heads, routers and their gates.
 
     Errors in them cost more than elsewhere and their bytes are few; engines do not look for
-    quantized ones. A ``gate`` is a router unless an ``up`` of its shape is beside it.
+    quantized ones. A ``gate``, or what is in one, is a router unless an ``up`` of its shape is
+    beside it.
 
     Args:
         name: of the linear.
         shapes: of all linears.
     """
-    owner, _, last = name.rpartition(".")
-    if last in _HEADS:
+    parts = name.split(".")
+    if parts[-1] in _HEADS:
         return "a head, left alone by default"
-    beside = f"{owner}.up" if owner else "up"
-    is_router = last == "gate" and (
+    beside = ".".join("up" if part == "gate" else part for part in parts)
+    is_router = "gate" in parts and (
         beside not in shapes or tuple(shapes[beside]) != tuple(shapes[name])
     )
-    if is_router or any(part in _ROUTERS for part in name.split(".")):
+    if is_router or any(part in _ROUTERS for part in parts):
         return "a router, left alone by default"
     return None
 
@@ -149,6 +151,8 @@ def refusal(
     """
     if not targeted(name, targets):
         return "none of targets"
+    if name.rpartition(".")[2] in _READ:
+        return "its weight is read past its forward"
     if ignore is None:
         return left_by_default(name, shapes)
     return "named in ignore" if matches(name, ignore) else None

@@ -69,6 +69,12 @@ def projections_of(experts: nn.Module) -> tuple[Projection, Projection]:
     return Projection("gate_up_proj", 2, interleaved), Projection("down_proj", 1)
 
 
+def has_experts(module: nn.Module) -> bool:
+    """Whether a module has the weights of experts, recognized or not."""
+    down = module._parameters.get("down_proj")
+    return down is not None and down.dim() == 3
+
+
 def refusal(module: nn.Module) -> str | None:
     """Why a module is not recognized as experts; None if it is."""
     own = {name: p for name, p in module.named_parameters(recurse=False) if p is not None}

@@ -341,14 +341,15 @@ def test_configs_that_are_written_are_read(
     source = folder(tmp_path / "in", tensors(times=4), 1)
     quantize_checkpoint(source, tmp_path / "out", **how)
     written = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    left = ["lm_head", "model.embed_tokens"]
     if format == "modelopt":
         read = modelopt_quant.ModelOptFp4Config.from_config(written)
         assert read.is_checkpoint_nvfp4_serialized
-        assert (read.group_size, read.exclude_modules) == (16, ["lm_head"])
+        assert (read.group_size, read.exclude_modules) == (16, left)
         return
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     config = compressed_tensors.compressed_tensors.CompressedTensorsConfig.from_config(written)
-    assert config.ignore == ["lm_head"]
+    assert config.ignore == left
     (parts,) = config.target_scheme_map.values()
     arguments = parts["weights"], parts["input_activations"]
     if SCHEMES[format] is None:

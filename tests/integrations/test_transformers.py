@@ -262,6 +262,23 @@ def test_folders_of_quantize_checkpoint(folder: Path, format: Any, tmp_path: Pat
     assert sqnr(logits(made), logits(plain)) > (25 if format == "fp8_block" else 50)
 
 
+def test_folders_of_models_that_initialize_the_weights_of_their_linears(tmp_path: Path) -> None:
+    """SigLIP's attention initializes q_proj.weight itself, Mamba 2's mixer out_proj.weight."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    config = transformers.SiglipVisionConfig(
+        **sizes, num_attention_heads=4, image_size=16, patch_size=8
+    )
+    made = transformers.SiglipVisionModel(config).to(BF16).eval()
+    convert(made, "nvfp4a16")
+    made.save_pretrained(tmp_path)
+    with jitquant_layers():
+        again = type(made).from_pretrained(tmp_path, dtype=BF16)
+    image = torch.ones(1, 3, 16, 16, dtype=BF16)
+    with torch.no_grad():
+        assert torch.equal(again(image).pooler_output, made(image).pooler_output)
+
+
 def test_inputs_of_experts_with_static_scales(tmp_path: Path) -> None:
     """From a calibration to files and back; `quantize_checkpoint` finds the same scales."""
     model("Mixtral").save_pretrained(tmp_path / "bf16")

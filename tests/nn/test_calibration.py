@@ -95,6 +95,31 @@ def test_padding_does_not_count(model: Block) -> None:
         assert torch.equal(of.amax, want.layers[name].amax)
 
 
+class Flattened(nn.Module):
+    """Gives its linear the tokens of all sequences in one dimension, as shared experts get them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 16)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        y: Tensor = self.linear(x.flatten(0, 1))
+        return y
+
+
+@pytest.mark.parametrize("value", [1000.0, torch.nan])
+@pytest.mark.parametrize("kept", [1, 3])  # 3: packed sequences are numbered
+def test_padding_does_not_count_in_one_dimension(value: float, kept: int) -> None:
+    x, mask = randn(4, 10, 32), torch.full((4, 10), kept)
+    mask[1, 6:], mask[3, :2] = 0, 0
+    x[mask == 0] = value
+    model = Flattened().to(BF16)
+    found = calibrate(model, [{"x": x, "attention_mask": mask}]).layers["linear"]
+    want = calibrate(nn.Sequential(model.linear), [x[mask > 0]]).layers["0"]
+    torch.testing.assert_close(found.moment, want.moment)
+    assert torch.equal(found.amax, want.amax)
+
+
 def test_the_sqnr_is_that_of_the_outputs(model: Block) -> None:
     """The estimate from moments beside the product of quantized operands itself."""
     x = randn(2000, 64)

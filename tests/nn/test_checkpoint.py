@@ -144,7 +144,7 @@ def test_formats(format: Any, shards: int, tmp_path: Path) -> None:
     assert calls[-1][:2] == (done.bytes_before, done.bytes_before)
     config = json.loads((out / "config.json").read_text())
     assert config["model_type"] == "llama"
-    assert config["quantization_config"]["ignore"] == ["lm_head"]
+    assert config["quantization_config"]["ignore"] == ["lm_head", "model.embed_tokens"]
     assert (out / "tokenizer.json").read_text() == "{}"
     assert not (tmp_path / "out.partial").exists()
     sums = dict(
@@ -282,7 +282,7 @@ def test_modelopt(tmp_path: Path) -> None:
     assert got[f"{name}.input_scale"].item() == pytest.approx(amaxes[name] / 2688)
     about = json.loads((tmp_path / "out" / "hf_quant_config.json").read_text())
     assert about["quantization"]["quant_algo"] == "NVFP4"
-    assert about["quantization"]["exclude_modules"] == ["lm_head"]
+    assert about["quantization"]["exclude_modules"] == ["lm_head", "model.embed_tokens"]
 
 
 def test_fp8_blocks_as_deepseeks(tmp_path: Path) -> None:
@@ -478,15 +478,84 @@ def test_an_expert_with_nan_in_the_layout_of_gpt_oss(tmp_path: Path) -> None:
         quantize_checkpoint(source, tmp_path / "out", format="mxfp4", layout="gpt-oss")
 
 
-def test_experts_of_another_layout_are_named(tmp_path: Path) -> None:
-    stack = {"model.layers.0.feed_forward.experts.gate_up_proj": randn(2, 64, 64)}
+@pytest.mark.parametrize(
+    "name", ["shared", "model.shared", "talker.codec_embedding.3", "layers.0.rel_pos_emb"]
+)
+def test_what_is_looked_up_is_not_quantized(name: str, tmp_path: Path) -> None:
+    """T5's and BART's embedding, one of a list, and one of positions."""
+    made = {f"{name}.weight": randn(64, 32), "layers.0.shared_expert.weight": randn(64, 32)}
+    done = quantize_checkpoint(
+        folder(tmp_path / "in", made, 1), tmp_path / "out", format="int8", device="cpu"
+    )
+    assert done.why == {f"{name}.weight": "an embedding"}
+    assert torch.equal(everything(tmp_path / "out")[f"{name}.weight"], made[f"{name}.weight"])
+
+
+def test_a_linear_of_an_attention_that_reads_its_weight(tmp_path: Path) -> None:
+    """``nn.MultiheadAttention``, as `convert` leaves it; a linear of this name alone is one."""
+    made = {
+        "head.attention.in_proj_weight": randn(96, 32),
+        "head.attention.out_proj.weight": randn(32, 32),
+        "layers.0.out_proj.weight": randn(32, 32),
+    }
+    done = quantize_checkpoint(
+        folder(tmp_path / "in", made, 1), tmp_path / "out", format="int8", device="cpu"
+    )
+    assert done.quantized == 32 * 32
+    assert torch.equal(
+        everything(tmp_path / "out")["head.attention.out_proj.weight"],
+        made["head.attention.out_proj.weight"],
+    )
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert described["quantization_config"]["ignore"] == ["head.attention.out_proj"]
+
+
+@pytest.mark.parametrize(("kind", "head"), [("llama", "lm_head"), ("whisper", "proj_out")])
+def test_a_head_that_no_file_has(kind: str, head: str, tmp_path: Path) -> None:
+    """The embedding is the head's weight. The model has a linear, which is named in ignore."""
+    source = folder(
+        tmp_path / "in", {"o_proj.weight": randn(32, 32)}, 1, model_type=kind, tie_word_embeddings=1
+    )
+    quantize_checkpoint(source, tmp_path / "out", format="int8", device="cpu")
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert described["quantization_config"]["ignore"] == [head]
+
+
+def test_a_linear_named_like_an_embedding(tmp_path: Path) -> None:
+    """It stays as it is, and is in ignore: else transformers reads it with a scale of nothing."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"embedding_size": 32, "hidden_size": 64, "intermediate_size": 64}
+    config = transformers.ElectraConfig(
+        vocab_size=32, num_hidden_layers=1, num_attention_heads=2, **sizes
+    )
+    torch.manual_seed(0)
+    model = transformers.ElectraModel(config).to(torch.bfloat16).eval()
+    model.save_pretrained(tmp_path / "in")
+    quantize_checkpoint(tmp_path / "in", tmp_path / "out", format="fp8_row", device="cpu")
+    read = type(model).from_pretrained(tmp_path / "out", dtype=torch.bfloat16).eval()
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        got, want = read(tokens), model(tokens)
+    assert sqnr(got.last_hidden_state, want.last_hidden_state) > 25
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt"])
+def test_experts_of_another_layout_are_named(layout: Any, tmp_path: Path) -> None:
+    """In ignore too, as vLLM looks for them there: one matrix of one expert each."""
+    owner = "model.layers.0.feed_forward.experts"
+    stacks = {f"{owner}.gate_up_proj": randn(2, 64, 64), f"{owner}.down_proj": randn(2, 32, 64)}
     plain = {"model.layers.0.self_attn.q_proj.weight": randn(64, 64)}
-    source = folder(tmp_path / "in", {**stack, **plain}, 1, model_type="llama4")
-    done = quantize_checkpoint(source, tmp_path / "out", device="cpu")
-    (name,) = stack
-    assert done.left == {name: 2 * 64 * 64}
-    assert "8,192 parameters: experts of llama4 in one tensor are not read" in str(done)
-    assert torch.equal(everything(tmp_path / "out")[name], stack[name])
+    source = folder(tmp_path / "in", {**stacks, **plain}, 1, model_type="llama4")
+    how: dict[str, Any] = {"format": "nvfp4", "input_amax": 8, "device": "cpu"}
+    done = quantize_checkpoint(source, tmp_path / "out", layout=layout, **how)
+    assert done.left == {name: t.numel() for name, t in stacks.items()}
+    assert "12,288 parameters: experts of llama4 in one tensor are not read" in str(done)
+    for name, stack in stacks.items():
+        assert torch.equal(everything(tmp_path / "out")[name], stack)
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert sorted(described["quantization_config"]["ignore"]) == [
+        f"{owner}.{e}.{p}" for e in range(2) for p in ("down_proj", "gate_proj", "up_proj")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,24 @@ def test_tied_weights(tmp_path: Path) -> None:
     assert sqnr(back(tokens).detach(), model(tokens).detach()) > 25
 
 
+def test_experts_that_are_not_converted_are_named(tmp_path: Path) -> None:
+    """Those of another forward as well: engines look for all of them in ignore."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_up_proj = nn.Parameter(torch.randn(2, 32, 64))
+            self.down_proj = nn.Parameter(torch.randn(2, 32, 32))
+
+    model = nn.ModuleDict({"experts": Experts(), "inner": nn.Linear(32, 32)})
+    assert convert(model, "nvfp4").skipped == {"experts": "its forward is not known"}
+    save_compressed_tensors(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert sorted(config["ignore"]) == [
+        f"experts.{e}.{p}" for e in range(2) for p in ("down_proj", "gate_proj", "up_proj")
+    ]
+
+
 def test_one_layer_at_two_places(tmp_path: Path) -> None:
     linear = nn.Linear(32, 32, dtype=BF16)
     model = nn.Sequential(linear, nn.Tanh(), linear).eval()
@@ -344,6 +362,41 @@ def test_transformers_reads_them(recipe: Any, tmp_path: Path) -> None:
         assert sqnr(back(tokens).logits, want) > (30 if recipe == "nvfp4" else 25)
 
 
+@pytest.mark.parametrize(("whole", "mixed"), [(False, False), (False, True), (True, False)])
+def test_transformers_reads_a_model_with_other_names_than_its_files(
+    whole: bool, mixed: bool, tmp_path: Path
+) -> None:
+    """Llava's files have language_model.lm_head and vision_tower, its model lm_head and
+    model.vision_tower, which transformers looks for in the configuration."""
+    library()
+    import transformers
+
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4}
+    text = transformers.LlamaConfig(vocab_size=64, num_hidden_layers=1, pad_token_id=0, **sizes)
+    vision = transformers.CLIPVisionConfig(
+        num_hidden_layers=1, image_size=16, patch_size=8, **sizes
+    )
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_id=63)
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(config).to(BF16).eval()
+    inputs = {
+        "input_ids": torch.cat((torch.full((1, 4), 63), torch.arange(1, 20)[None]), 1),
+        "pixel_values": randn(1, 3, 16, 16),
+    }
+    ignore = ["lm_head", "re:.*vision_tower"]
+    if whole:
+        model.save_pretrained(tmp_path / "plain")
+        quantize_checkpoint(tmp_path / "plain", tmp_path / "out", ignore=ignore)
+    convert(model, "nvfp4a16", ignore=[*ignore, "down_proj"] if mixed else ignore)
+    if mixed:
+        convert(model, "fp8_block", targets="down_proj")
+    if not whole:
+        save_compressed_tensors(model, tmp_path / "out")
+    read = type(model).from_pretrained(tmp_path / "out", dtype=BF16).eval()
+    with torch.no_grad():
+        assert sqnr(read(**inputs).logits, model(**inputs).logits) > (25 if mixed else 35)
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_transformers_reads_columns_that_are_no_whole_blocks(whole: bool, tmp_path: Path) -> None:
     """In FP8 blocks, saved from memory and by `quantize_checkpoint`."""
@@ -365,7 +418,7 @@ def test_transformers_reads_columns_that_are_no_whole_blocks(whole: bool, tmp_pa
     groups = described["config_groups"].values()
     assert [g["input_activations"] is None for g in groups] == ([False] if whole else [False, True])
     downs = [f"model.layers.{i}.{name}" for i in range(2)]
-    assert (described["ignore"][1:] if whole else [*groups][1]["targets"]) == downs
+    assert (described["ignore"][1:-1] if whole else [*groups][1]["targets"]) == downs
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=BF16).eval()
     with torch.no_grad():
         assert sqnr(read(tokens).logits, want) > 20

@@ -34,6 +34,8 @@ def test_patterns(pattern: str, names: set[str]) -> None:
         ("layers.0.mlp.gate", True),
         ("layers.0.mlp.shared_expert_gate", True),
         ("layers.0.router.layer", True),
+        ("layers.0.mlp.gate.wg", True),
+        ("layers.1.mlp.gate.base_layer", False),
         ("layers.1.mlp.gate", False),
         ("layers.2.mlp.gate", True),
         ("layers.0.mlp.gate_proj", False),
@@ -43,6 +45,7 @@ def test_patterns(pattern: str, names: set[str]) -> None:
 def test_heads_and_routers_are_left_alone(name: str, left: bool) -> None:
     """A gate beside an up of its shape is a projection."""
     shapes = {"layers.1.mlp.gate": (8, 4), "layers.1.mlp.up": (8, 4)}
+    shapes |= {f"layers.1.mlp.{n}.base_layer": (8, 4) for n in ("gate", "up")}
     shapes |= {"layers.2.mlp.gate": (2, 4), "layers.2.mlp.up": (8, 4), name: (8, 4)}
     if name == "layers.2.mlp.gate":
         shapes[name] = (2, 4)
@@ -96,6 +99,19 @@ def test_reasons() -> None:
     }
     assert convert(Tiny(), "nvfp4", targets="mlp").skipped["lm_head"] == "none of targets"
     assert convert(Tiny(), "nvfp4", ignore="lm*").skipped["lm_head"] == "named in ignore"
+
+
+@pytest.mark.parametrize("ignore", [None, (), "dt_proj"])
+def test_what_mamba_multiplies_by_itself(ignore: object) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "state_size": 16, "time_step_rank": 16}
+    mamba = transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=16, **sizes)).to(BF16)
+    done = convert(mamba.eval(), "nvfp4", ignore=ignore)  # type: ignore[arg-type]
+    read = "backbone.layers.0.mixer.dt_proj"
+    assert done.skipped[read] == "its weight is read past its forward"
+    assert "backbone.layers.0.mixer.in_proj" in done.replaced
+    with torch.no_grad():
+        assert mamba(torch.ones(1, 3, dtype=torch.int64)).logits.isfinite().all()
 
 
 def test_errors() -> None:
