@@ -192,7 +192,8 @@ class NVFP4Tensor(Parts):
         # Blocks of 16 end nearer to the last column than those of 32.
         packed = ceil_to(cols, NVFP4_BLOCK) // NVFP4_BLOCK
         kept = codes[..., : packed * (NVFP4_BLOCK // CODES_PER_BYTE)].contiguous()
-        gsa = torch.full((1,), 2.0 ** (top - _BIAS - _TOP_POWER), device=codes.device)
+        power = 2.0 ** (top - _BIAS - _TOP_POWER)
+        gsa = torch.full((1,), power, dtype=torch.float32, device=codes.device)
         return cls(
             kept.view(FP4_DTYPE),
             doubled[..., :packed].contiguous().view(SCALE_DTYPE),
