@@ -104,7 +104,8 @@ def as_tensor(value: Any, name: str) -> Tensor:
 
 def seen_as_tensor(value: Any, name: str) -> Any:
     """`as_tensor` of another library's array; anything else unchanged."""
-    if isinstance(value, Tensor) or not hasattr(value, "__dlpack__"):
+    # Numbers first: Dynamo cannot ask a number that changes for an attribute.
+    if isinstance(value, (Tensor, int, float)) or not hasattr(value, "__dlpack__"):
         return value
     return as_tensor(value, name)
 
