@@ -24,6 +24,11 @@ def slice_bounds(index: slice, size: int) -> tuple[int, int]:
     return start, max(start, stop)
 
 
+def empty_codes(shape: tuple[int, ...], device: torch.device | str | None) -> Tensor:
+    """Uninitialized FP4 codes; PyTorch's deterministic mode fills bytes, but no codes."""
+    return torch.empty(shape, dtype=torch.uint8, device=device).view(FP4_DTYPE)
+
+
 def _plain(value: Any) -> Any:
     """Python's own of a number of NumPy, which neither a literal nor ``torch.load`` could be of."""
     if isinstance(value, tuple):
