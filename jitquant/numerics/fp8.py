@@ -84,7 +84,7 @@ def amax_keep_nan(v: Tensor, granularity: str, inverse: Tensor | None = None) ->
     With ``inverse`` (rows,) that of rows times it.
     """
     if v.numel() == 0:
-        return torch.zeros(v.shape[0] if granularity == "row" else 1, device=v.device)
+        return v.new_zeros(v.shape[0] if granularity == "row" else 1)
     rows = v.abs().amax(dim=1)
     if inverse is not None:
         rows = rows * inverse

@@ -131,7 +131,7 @@ def amax(v: Tensor, granularity: str, inverse: Tensor | None = None) -> Tensor:
     With ``inverse`` (rows,) that of rows times it.
     """
     if v.numel() == 0:
-        return torch.zeros(v.shape[0] if granularity == "row" else 1, device=v.device)
+        return v.new_zeros(v.shape[0] if granularity == "row" else 1)
     if inverse is not None:  # of each row
         rows = amax(v, "row") * inverse
         return amax(rows[:, None], granularity)

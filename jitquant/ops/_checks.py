@@ -46,6 +46,11 @@ SCALARS: dict[str, tuple[Any, str, str]] = {
 """By a schema's type, what can be converted to it, and what an error says of it."""
 
 
+def is_number(t: Tensor) -> bool:
+    """Whether a tensor can be converted to a number without waiting for a GPU."""
+    return t.numel() == 1 and t.device.type == "cpu" and not is_compiling()
+
+
 def wrong_scalar(value: object, name: str, kind: str) -> TypeError:
     """The error of an argument that cannot be converted to its type in the schema."""
     _, expected, way_out = SCALARS[kind]
@@ -99,7 +104,8 @@ def as_tensor(value: Any, name: str) -> Tensor:
 
 def seen_as_tensor(value: Any, name: str) -> Any:
     """`as_tensor` of another library's array; anything else unchanged."""
-    if isinstance(value, Tensor) or not hasattr(value, "__dlpack__"):
+    # Numbers first: Dynamo cannot ask a number that changes for an attribute.
+    if isinstance(value, (Tensor, int, float)) or not hasattr(value, "__dlpack__"):
         return value
     return as_tensor(value, name)
 

@@ -324,8 +324,6 @@ def nvfp4_grouped_linear(
     values, x_sf, x_gsa = (
         (x.x_fp4, x.x_sf, x.gsa) if isinstance(x, NVFP4Tensor) else (x, None, None)
     )
-    if dtype is None and x_sf is None:
-        dtype = values.dtype
     arguments = {
         "x": values,
         "w_fp4": weight.x_fp4,

@@ -365,6 +365,8 @@ def quantize_fp8(
     if scale is not None and process_group is None:
         given, number, granularity = _scale(scale, x, "x", granularity)
     form = (_INT8_FORMS if dtype == torch.int8 else _FORMS)[granularity]
+    if hasattr(amax, "stride"):  # a tensor, taken for the amax itself
+        raise _checks.wrong_scalar(amax, "amax", "bool")
     with_amax = scale is None or amax
     is_plain = not is_rotated and process_group is None
     done = QUANTIZE.scaled.into(
@@ -437,6 +439,8 @@ def swiglu_quantize_fp8(
     if scale is not None and process_group is None:
         given, number, granularity = _scale(scale, fused, "fused", granularity)
     form = (_INT8_FORMS if dtype == torch.int8 else _FORMS)[granularity]
+    if hasattr(amax, "stride"):  # a tensor, taken for the amax itself
+        raise _checks.wrong_scalar(amax, "amax", "bool")
     with_amax = scale is None or amax
     done = SWIGLU.scaled.into(
         process_group is None and fitting(out, form, dtype, with_amax),
@@ -499,6 +503,8 @@ def rmsnorm_quantize_fp8(
     if scale is not None:
         given, number, granularity = _scale(scale, x, "x", granularity)
     form = (_INT8_FORMS if dtype == torch.int8 else _FORMS)[granularity]
+    if hasattr(amax, "stride"):  # a tensor, taken for the amax itself
+        raise _checks.wrong_scalar(amax, "amax", "bool")
     with_amax = scale is None or amax
     done = RMSNORM.scaled.into(
         fitting(out, form, dtype, with_amax, True),

@@ -6,6 +6,7 @@ without one would give its results a grad_fn that warns in backward.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,11 @@ def arguments_of(function: Callable[..., Any]) -> str:
 
 
 def schemas(name: str, arguments: str, results: Sequence[str]) -> tuple[str, str]:
-    """Schema text of the functional overload and of ``out``."""
+    """Schema text of the functional overload and of ``out``.
+
+    Sizes may be symbolic: a compiled graph is for one value of an argument that is a plain int.
+    """
+    arguments = re.sub(r"\bint\b", "SymInt", arguments)
     pairs = zip("abcdefgh"[arguments.count("!") :], results, strict=False)
     buffers = ", ".join(f"Tensor({letter}!) {result}" for letter, result in pairs)
     comma = ", " if "*" in arguments else ", *, "

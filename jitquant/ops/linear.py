@@ -412,10 +412,10 @@ def nvfp4_linear(
         )
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
-    if dtype is None and isinstance(x, Tensor):
-        dtype = x.dtype
     if compute == "fp8":
         data, scale_inv = _fp8_operand(x)
+        if dtype is None and isinstance(x, Tensor):
+            dtype = x.dtype
         arguments = {
             "x": data,
             "x_scale_inv": scale_inv,

@@ -547,10 +547,12 @@ def _check_buffers(op: Op, form: Form, gsa: Tensor | None, out: NVFP4Tensor) -> 
         size = shape[-1] if cols is None and shape else cols
         shape = (*shape[: len(shape) - (op.source.reduced if op.source else 1)], size)
     fields: dict[str, Any] = {"shape": shape, "dim": dim, "scale_layout": scale_layout}
+    buffers: tuple[str, ...] = ("x_fp4", "x_sf")
     if gsa is None:
         fields["granularity"] = granularity
+        buffers = (*buffers, "gsa")
     parts = {"inv_rms": op.inv_rms}
-    check_form(op, out, "out", NVFP4Tensor, ("x_fp4", "x_sf"), fields, parts)
+    check_form(op, out, "out", NVFP4Tensor, buffers, fields, parts)
 
 
 def _call(op: Op, arguments: dict[str, Any], form: Form, out: NVFP4Tensor | None) -> NVFP4Tensor:

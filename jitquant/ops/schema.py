@@ -572,6 +572,8 @@ class Op:
         if done is not None and self.direct(done, (out,)) is NotImplemented:
             tensors = self.tensors(done)
             _checks.tensor_out(out)
+            if (rule := self.accepts.get("dtype")) is not None:  # what the dtype may be from
+                rule.check("out", out)
             self.dispatched(tensors, (out,))
         return out
 
@@ -594,7 +596,9 @@ class Op:
                     tensor = _checks.with_columns(tensor)
                 seen.append(tensor)
             else:
-                if not isinstance(value, _checks.SCALARS[kind][0]):
+                is_tensor = isinstance(value, Tensor)
+                accepted = _checks.SCALARS[kind][0]
+                if not isinstance(value, accepted) or (is_tensor and not _checks.is_number(value)):
                     raise _checks.wrong_scalar(value, label, kind)
                 seen.append(value)
         return seen

@@ -24,6 +24,18 @@ def slice_bounds(index: slice, size: int) -> tuple[int, int]:
     return start, max(start, stop)
 
 
+def empty_codes(shape: tuple[int, ...], device: torch.device | str | None) -> Tensor:
+    """Uninitialized FP4 codes; PyTorch's deterministic mode fills bytes, but no codes."""
+    return torch.empty(shape, dtype=torch.uint8, device=device).view(FP4_DTYPE)
+
+
+def _plain(value: Any) -> Any:
+    """Python's own of a number of NumPy, which neither a literal nor ``torch.load`` could be of."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return value.item() if hasattr(value, "item") else value
+
+
 class Parts:
     """Tensors with a description."""
 
@@ -98,7 +110,7 @@ class Parts:
 
     def metadata(self) -> dict[str, str]:
         """The description as text, for the metadata of a safetensors file."""
-        return {name: repr(value) for name, value in self._described().items()}
+        return {name: repr(_plain(value)) for name, value in self._described().items()}
 
     @classmethod
     def from_tensors(
@@ -126,7 +138,7 @@ class Parts:
 
     def __getstate__(self) -> dict[str, Any]:
         parts = {n: (as_bytes(t), t.dtype) for n, t in self._present().items()}
-        return {**self._described(), **parts}
+        return {**{name: _plain(value) for name, value in self._described().items()}, **parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name in self._TENSORS:

@@ -24,7 +24,7 @@ from jitquant.formats import (
     fp4_shapes,
     one_of,
 )
-from jitquant.tensors._parts import Parts, register, slice_bounds
+from jitquant.tensors._parts import Parts, empty_codes, register, slice_bounds
 
 _BIAS, _E8M0_NAN = 127, 255
 _TOP_POWER = 8
@@ -120,7 +120,7 @@ class NVFP4Tensor(Parts):
         fp4_shape, sf_shape = fp4_shapes(shape, scale_layout, dim)
         count = rows if granularity == "row" else 1
         return cls(
-            torch.empty(fp4_shape, dtype=FP4_DTYPE, device=device),
+            empty_codes(fp4_shape, device),
             torch.empty(sf_shape, dtype=SCALE_DTYPE, device=device),
             torch.empty(count, dtype=torch.float32, device=device),
             torch.empty(rows, dtype=torch.float32, device=device) if inv_rms else None,
@@ -192,7 +192,8 @@ class NVFP4Tensor(Parts):
         # Blocks of 16 end nearer to the last column than those of 32.
         packed = ceil_to(cols, NVFP4_BLOCK) // NVFP4_BLOCK
         kept = codes[..., : packed * (NVFP4_BLOCK // CODES_PER_BYTE)].contiguous()
-        gsa = torch.full((1,), 2.0 ** (top - _BIAS - _TOP_POWER), device=codes.device)
+        power = 2.0 ** (top - _BIAS - _TOP_POWER)
+        gsa = torch.full((1,), power, dtype=torch.float32, device=codes.device)
         return cls(
             kept.view(FP4_DTYPE),
             doubled[..., :packed].contiguous().view(SCALE_DTYPE),

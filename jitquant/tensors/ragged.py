@@ -25,7 +25,7 @@ from jitquant.formats import (
     ceil_div,
     one_of,
 )
-from jitquant.tensors._parts import Parts, register
+from jitquant.tensors._parts import Parts, empty_codes, register
 
 
 @dataclass(eq=False, repr=False)
@@ -117,7 +117,9 @@ class QuantizedRaggedTensor(Parts):
         packed, elements, scales = _parts_of(format, shape)
         floats = None if format == "mxfp8" else (count,)
         return cls(
-            torch.empty(elements, dtype=FP4_DTYPE if packed else dtype, device=device),
+            empty_codes(elements, device)
+            if packed
+            else torch.empty(elements, dtype=dtype, device=device),
             offsets,
             None if floats is None else torch.empty(floats, dtype=torch.float32, device=device),
             None if floats is None else torch.empty(floats, dtype=torch.float32, device=device),

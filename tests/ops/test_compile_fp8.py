@@ -84,6 +84,9 @@ def test_dynamic_rows_compile_once() -> None:
             jitquant.quantize_mxfp8(x, scale_layout="swizzled_128x4"),
             jitquant.quantize_block(x, (32, 32)),
             q.dequantize(),
+            # Sizes are arguments of these.
+            jitquant.quantize_ragged(x, torch.tensor([0, 2, 4]), format="nvfp4").dequantize(),
+            jitquant.quantize_weight_nvfp4(x, dim=0).dequantize(),
         )
 
     compiled = torch.compile(f, fullgraph=True, dynamic=True, backend=backend)
@@ -91,6 +94,16 @@ def test_dynamic_rows_compile_once() -> None:
         x = randn(rows, 40)
         assert same(compiled(x), f(x))
     assert len(graphs) == 1
+
+
+def test_numbers_that_change() -> None:
+    def f(scale: float, cols: int) -> tuple[Any, ...]:
+        return jitquant.quantize_fp8(x, scale=scale), jitquant.ragged_offsets(rows, cols)
+
+    x, rows = randn(4, 32), torch.tensor([1, 2])
+    compiled = torch.compile(f, fullgraph=True, backend="eager")
+    for scale, cols in ((0.5, 3), (2.0, 5), (0.25, 7)):
+        assert same(compiled(scale, cols), f(scale, cols))
 
 
 @pytest.mark.slow

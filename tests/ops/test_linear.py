@@ -125,6 +125,7 @@ def test_what_is_added_may_be_of_another_library(compute: Any) -> None:
         (randn(2, 3, 192)[..., ::2], "x: expected a contiguous last dimension (stride 1)"),
         (randn(3, 2, 96).transpose(0, 1), "x: expected rows at one stride"),
         (X.float(), "x: expected bfloat16 or float16, got torch.float32"),
+        (X.double(), "x: expected bfloat16 or float16, got torch.float64"),
     ],
 )
 def test_what_x_is_in_each_way_to_compute(x: torch.Tensor, said: str, compute: Any) -> None:

@@ -29,6 +29,18 @@ def test_values_are_the_same(scaling: str, cols: int) -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
+def test_while_a_model_is_loaded_in_another_dtype() -> None:
+    codes, scales = jitquant.quantize_mxfp4(randn(4, 64))
+    want = NVFP4Tensor.from_mxfp4(codes, scales)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        got = NVFP4Tensor.from_mxfp4(codes, scales)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    got.validate()
+    assert torch.equal(got.gsa, want.gsa)
+
+
 @pytest.mark.parametrize("top", [0, 1, 17, 100, 254])
 def test_exponents_span_17(top: int) -> None:
     """Wherever they are; blocks of zeros have any."""

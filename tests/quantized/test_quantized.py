@@ -13,7 +13,7 @@ from samples import randn
 from torch.utils import _pytree as pytree
 
 import jitquant
-from jitquant import QuantizedActivation
+from jitquant import QuantizedActivation, QuantizedRaggedTensor
 
 U8 = torch.uint8
 
@@ -81,6 +81,17 @@ def test_empty_fits_what_quantize_makes(
     assert with_norm.inv_rms.shape == (q.num_tokens,)
     assert with_norm.recipe == "vllm"
     assert with_norm.device.type == "meta"
+
+
+def test_buffers_in_deterministic_mode() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        made = QuantizedActivation.empty((2, 16))
+        ragged = QuantizedRaggedTensor.empty((2, 16), torch.tensor([0, 2]), format="nvfp4")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    made.validate()
+    ragged.validate()
 
 
 @pytest.mark.parametrize(

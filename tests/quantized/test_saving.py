@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -103,6 +104,16 @@ def test_a_container(name: str, how: str) -> None:
     assert all(t.data_ptr() != u.data_ptr() for t, u in pairs)
     if not name.startswith("ragged"):
         other.validate()
+
+
+def test_what_numpys_numbers_describe() -> None:
+    n: Any = np.int64(32)
+    for q in (
+        jitquant.quantize_per_token_group(randn(4, 64), n),
+        jitquant.deinterleave_quantize_nvfp4(randn(4, 64), n),
+    ):
+        assert same(saved(q), q)
+        assert same(type(q).from_tensors(q.tensors(), q.metadata()), q)
 
 
 @pytest.mark.parametrize("how", WAYS)
