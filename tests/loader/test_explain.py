@@ -65,6 +65,17 @@ def test_a_header_and_a_source_that_changed(copied: tuple[Loader, Path]) -> None
     assert (gone.name, gone.now) == ("src0/plain.h", None)
 
 
+def test_one_of_two_sources_with_the_same_name_changed(tmp_path: Path) -> None:
+    first, second = tmp_path / "a" / "k.cpp", tmp_path / "b" / "k.cpp"
+    for source in (first, second):
+        source.parent.mkdir()
+        source.write_text(f"int {source.parent.name}() {{ return 1; }}\n")
+    loader = new_loader(tmp_path / "cache")
+    loader.get("k", [first, second])
+    first.write_text(first.read_text().replace("1", "2"))
+    assert explain(loader, Request("k", (first, second))).reason == "k.cpp changed"
+
+
 def test_flags_and_compilers_that_changed(
     copied: tuple[Loader, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
