@@ -82,6 +82,10 @@ def test_flags_and_compilers_that_changed(
     loader, source = copied
     found = explain(loader, Request("plain", (source,), cxx_flags=("-O0", "-g")))
     assert found.changes == [Change("cxx_flags", "", "none", "-O0 -g")]
+    monkeypatch.setenv("CPATH", "/nowhere")
+    found = explain(loader, Request("plain", (source,)))
+    assert found.changes == [Change("compiler variables", "", "none", "CPATH=/nowhere")]
+    monkeypatch.delenv("CPATH")
     monkeypatch.setenv("CXX", "g++ -DX")
     found = explain(loader, Request("plain", (source,)))
     assert [c.kind for c in found.changes] == ["host compiler"]

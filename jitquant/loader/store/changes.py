@@ -87,6 +87,8 @@ def what_changed(changes: Sequence[Change] | None) -> str:
 
 def plain(value: Any) -> str:
     """A value of a key as a message shows it."""
+    if isinstance(value, dict):
+        value = [f"{key}={text}" for key, text in value.items()]
     if isinstance(value, list):
         return " ".join(map(plain, value)) or "none"
-    return str(value)
+    return "none" if value is None else str(value)
