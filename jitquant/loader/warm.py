@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .errors import LoaderError
 from .module import CudaModule
 from .request.plan import Request
+from .request.sources import near_names
 from .side_by_side import OnTick, call_all
 
 #: A C function, ``int (*)(void)``, that a library may export to load its kernels on the current
@@ -49,11 +49,10 @@ def request_to_warm(name: str, known: Mapping[str, Request], available: Sequence
     if name in known:
         return known[name]
     if name not in available:
-        near = difflib.get_close_matches(name, available, n=3, cutoff=0.5)
-        hint = f"Near names: {', '.join(near)}." if near else f"There are: {', '.join(available)}."
         raise ValueError(
             f"warmup: {name!r} is neither a kernel of this project nor a module that was asked "
-            f"for in this process. {hint} For sources of your own call get_cuda_module itself."
+            f"for in this process. {near_names(name, available)} For sources of your own "
+            "call get_cuda_module itself."
         )
     return Request(name, (f"{name}.cu",))
 
