@@ -44,8 +44,8 @@ from .watch.record import Loaded, Record, Variables
 
 if TYPE_CHECKING:
     from .compile.builder import Builder
+    from .machine.side_by_side import OnTick
     from .nvrtc.build import DeviceLoader, DeviceModule
-    from .side_by_side import OnTick
 
 _NO_TICK: OnTick = lambda labels: None  # noqa: E731
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep

@@ -6,10 +6,10 @@ import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .errors import LoaderError
+from .machine.side_by_side import OnTick, call_all
 from .module import CudaModule
 from .request.plan import Request
 from .request.sources import near_names
-from .side_by_side import OnTick, call_all
 
 #: A C function, ``int (*)(void)``, that a library may export to load its kernels on the current
 #: device; CUDA otherwise loads each at its first launch, which a capture does not allow.

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import LoaderError
+from ..machine.side_by_side import OnTick, call_all
 from ..request.plan import Request
-from ..side_by_side import OnTick, call_all
 
 if TYPE_CHECKING:
     from ..store.match import Build

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from .machine.processes import default_jobs
+from .processes import default_jobs
 
 _T = TypeVar("_T")
 #: Called with what is running, many times a second.
