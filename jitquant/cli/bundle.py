@@ -31,8 +31,8 @@ def bundle(
 ) -> None:
     """Build modules and copy them into a directory for machines without a compiler.
 
-    Needs no GPU. The directory may be moved; JITQUANT_BUNDLES=DIR uses it, with the same torch and
-    the same sources.
+    Needs no GPU. The directory may be moved; JITQUANT_BUNDLES=DIR uses it, with the same sources
+    and, for modules that need more of it than its stable ABI, the same torch.
     """
     check_free(output)  # before the minutes that it may take
     outcomes = build_named(names, arch, jobs, Loader(), quiet=json, manifest=manifest)

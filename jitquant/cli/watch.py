@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -70,6 +70,7 @@ class Watch:
         self._running: str | None = None  # the build that the command was started with
         self._failed: str | None = None
         self._directories: set[Path] = set()
+        self._read: set[str] = set()
         self._out = console(stderr=True)
 
     def build(self) -> None:
@@ -88,6 +89,7 @@ class Watch:
         failed, self._failed = self._failed, None
         build.hold.release()
         self._directories = self._places(build)
+        self._read |= {Path(path).name for path, _ in build.watch.own}
         if build.entry.level2 == self._running:
             if failed is not None:
                 self._out.print(
@@ -112,12 +114,17 @@ class Watch:
         places = {path if path.is_dir() else path.parent for path in paths}
         return {place for place in places if place.is_dir()}
 
+    def _matters(self, path: str) -> bool:
+        """Whether it may be a source or a header: any file may be what a failed build lacks."""
+        known = path.lower().endswith(_SUFFIXES) or Path(path).name in self._read
+        return known or self._failed is not None
+
     def run(self) -> None:
         """Until it is interrupted."""
         while True:
             self.build()
             watched = set(self._directories)
-            changes = _changes(watched)
+            changes = _changes(watched, self._matters)
             next(changes)
             self.build()  # what changed before the watching began
             while self._directories == watched:
@@ -131,13 +138,13 @@ class Watch:
             changes.close()
 
 
-def _changes(directories: set[Path]) -> Generator[bool, None, None]:
-    """Whether a source or header in ``directories`` has changed, several times a second."""
+def _changes(directories: set[Path], matters: Callable[[str], bool]) -> Generator[bool, None, None]:
+    """Whether a file that ``matters`` has changed in ``directories``, several times a second."""
     from watchfiles import watch
 
     for found in watch(
         *sorted(map(str, directories)),
-        watch_filter=lambda _, path: path.lower().endswith(_SUFFIXES),
+        watch_filter=lambda _, path: matters(path),
         recursive=False,
         step=30,
         rust_timeout=_POLL_MILLISECONDS,

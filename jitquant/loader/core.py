@@ -44,8 +44,10 @@ from .watch.record import Loaded, Record, Variables
 
 if TYPE_CHECKING:
     from .compile.builder import Builder
+    from .machine.side_by_side import OnTick
     from .nvrtc.build import DeviceLoader, DeviceModule
 
+_NO_TICK: OnTick = lambda labels: None  # noqa: E731
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -160,6 +162,8 @@ class Loader:
         part: str,
         cuda_flags: Sequence[str],
         wider: Sequence[tuple[str, Sequence[str]]] = (),
+        *,
+        on_tick: OnTick = _NO_TICK,
     ) -> tuple[CudaModule, Callable[[], bool], bool]:
         """The module of ``sources`` if it is loaded or built, else a part that builds faster.
 
@@ -187,9 +191,9 @@ class Loader:
             ready = filter(self._is_ready, enough)
             chosen = next(ready, enough[0] if may_build else None)
         if chosen is None:
-            module = self.get_request(request)
+            module = self.get_request(request, on_tick)
             return module, self.up_to_date_check(module), False
-        module = self.get_request(chosen)
+        module = self.get_request(chosen, on_tick)
         fresh = self.up_to_date_check(module)
         of = self._records.get
         return module, lambda: of(request) is record and fresh(), True
@@ -216,12 +220,12 @@ class Loader:
             return False
         return setting("JITQUANT_NO_BUILD") != "1"
 
-    def get_request(self, request: Request) -> CudaModule:
+    def get_request(self, request: Request, on_tick: OnTick = _NO_TICK) -> CudaModule:
         """:meth:`get` with the arguments in ``request``."""
         record = self._records.get(request)
         if record is not None and (self._frozen or record.changed() is None):
             return record.module
-        return self._get_slowly(request, request)
+        return self._get_slowly(request, request, on_tick)
 
     def get_device_module(
         self,
@@ -281,7 +285,7 @@ class Loader:
             return sources
         return as_strings(sources, "sources", "'kernel.cu'")
 
-    def _get_slowly(self, key: object, request: Request) -> CudaModule:
+    def _get_slowly(self, key: object, request: Request, on_tick: OnTick = _NO_TICK) -> CudaModule:
         with self._guard_current():
             self._named[request.name] = request
             lock = self._key_locks.setdefault(key, threading.Lock())
@@ -301,7 +305,7 @@ class Loader:
                 }
                 wanted = self.look_up(request)
                 try:
-                    loaded, watch = self._get_bundled(wanted) or self._get_built(wanted)
+                    loaded, watch = self._get_bundled(wanted) or self._get_built(wanted, on_tick)
                 except ChangedError:
                     continue
                 watch = watch._replace(own=wanted.watch + watch.own)
@@ -317,9 +321,7 @@ class Loader:
                 return loaded.module
             raise changes_too_fast(request.name)
 
-    def ensure(
-        self, request: Request, *, on_tick: Callable[[Sequence[str]], None] = lambda _: None
-    ) -> Build:
+    def ensure(self, request: Request, *, on_tick: OnTick = _NO_TICK) -> Build:
         """The build of ``request`` in the cache, built now if there is none. Does not load it.
 
         Args:
@@ -527,7 +529,7 @@ class Loader:
             self.reporter.say_once(f"not taken from a bundle: {line}")
         return None
 
-    def _get_built(self, wanted: Wanted) -> tuple[Loaded, Watched]:
+    def _get_built(self, wanted: Wanted, on_tick: OnTick) -> tuple[Loaded, Watched]:
         """The module, if this process has it; otherwise loaded from the cache or built."""
         try:
             plan = self.plan(wanted)
@@ -535,11 +537,11 @@ class Loader:
             # A key of the cache has the compilers in it.
             self.check_may_build(wanted, why=str(error).splitlines()[0].rstrip(" :."))
             raise
-        return self._find_loaded(plan) or self._load(plan, self.find(plan) or self._build(plan))
+        return self._find_loaded(plan) or self._load(
+            plan, self.find(plan) or self._build(plan, on_tick)
+        )
 
-    def _build(
-        self, plan: Plan, on_tick: Callable[[Sequence[str]], None] = lambda _: None
-    ) -> Build:
+    def _build(self, plan: Plan, on_tick: OnTick) -> Build:
         self.check_may_build(plan)
         from .compile.builder import Builder
 
@@ -681,8 +683,10 @@ class Loader:
                 )
         return warm(wanted, devices)
 
-    def _get_part_alone(self, name: str, part: str, flags: tuple[str, ...]) -> CudaModule:
-        return self.get_part(name, [f"{name}.cu"], part, flags)[0]
+    def _get_part_alone(
+        self, name: str, part: str, flags: tuple[str, ...], on_tick: OnTick
+    ) -> CudaModule:
+        return self.get_part(name, [f"{name}.cu"], part, flags, on_tick=on_tick)[0]
 
     def freeze(self, *, build: bool = False) -> None:
         """See :func:`jitquant.loader.freeze`."""

@@ -180,7 +180,9 @@ def hints(text: str, returncode: int, command: Sequence[str] = ()) -> list[str]:
             "The parts of the CUDA toolkit are of different versions: nvcc, nvvm and crt must be "
             "of one minor version."
         )
-    if command[:1] == ["nvrtc"]:
+    if command[:1] == ["nvrtc"] and re.search(
+        r"is undefined|cannot open source file|kernel launch could not", text
+    ):
         found.append(
             "NVRTC compiles device code alone: put launchers, and the headers that only they need, "
             "in #ifndef __CUDACC_RTC__ ... #endif."

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from .errors import LoaderError
-from .machine.processes import default_jobs
+from .machine.side_by_side import OnTick, call_all
 from .module import CudaModule
 from .request.plan import Request
+from .request.sources import near_names
 
 #: A C function, ``int (*)(void)``, that a library may export to load its kernels on the current
 #: device; CUDA otherwise loads each at its first launch, which a capture does not allow.
@@ -18,25 +17,20 @@ RESIDENT_SYMBOL = "jitquant_make_resident"
 
 
 def warm(
-    wanted: Mapping[str, Callable[[], CudaModule]], devices: Iterable[int] | None
+    wanted: Mapping[str, Callable[[OnTick], CudaModule]], devices: Iterable[int] | None
 ) -> dict[str, CudaModule]:
     """Call all of ``wanted`` in parallel, then make the kernels of the modules resident.
 
     Raises:
         LoaderError: a module could not be built; the others are finished first.
     """
-    import torch  # noqa: F401  (threads that import it at the same time see half of it)
-
     modules: dict[str, CudaModule] = {}
     failed: dict[str, BaseException] = {}
-    # Twice the compilers: a thread is also busy with hashing, linking and loading.
-    with ThreadPoolExecutor(max_workers=max(1, min(len(wanted), 2 * default_jobs()))) as pool:
-        futures = {name: pool.submit(get) for name, get in wanted.items()}
-        for name, future in futures.items():
-            try:
-                modules[name] = future.result()
-            except LoaderError as error:
-                failed[name] = error
+    for name, future in call_all(wanted).items():
+        try:
+            modules[name] = future.result()
+        except LoaderError as error:
+            failed[name] = error
     if failed:
         first = next(iter(failed.values()))
         if len(failed) > 1:
@@ -55,11 +49,10 @@ def request_to_warm(name: str, known: Mapping[str, Request], available: Sequence
     if name in known:
         return known[name]
     if name not in available:
-        near = difflib.get_close_matches(name, available, n=3, cutoff=0.5)
-        hint = f"Near names: {', '.join(near)}." if near else f"There are: {', '.join(available)}."
         raise ValueError(
             f"warmup: {name!r} is neither a kernel of this project nor a module that was asked "
-            f"for in this process. {hint} For sources of your own call get_cuda_module itself."
+            f"for in this process. {near_names(name, available)} For sources of your own "
+            "call get_cuda_module itself."
         )
     return Request(name, (f"{name}.cu",))
 

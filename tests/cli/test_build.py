@@ -132,6 +132,8 @@ def test_bundle_and_its_use(
     assert again.err == (
         f"error: bundle: {place} already exists. Remove it, or give another directory.\n"
     )
+    refused = run("bundle", tmp_path / "not_looked_at.cu", "-o", place / "manifest.json" / "below")
+    assert refused.err.startswith(f"error: bundle: {place}/manifest.json/below cannot be made (")
     monkeypatch.setenv("JITQUANT_BUNDLES", str(place))
     monkeypatch.setenv("JITQUANT_CUDA_ARCHS", "100a")
     found = run("explain", cached.source, "--json").json

@@ -120,6 +120,18 @@ def test_a_killed_command_is_waited_for_however_busy_the_machine_is(
     assert process.wait.call_args.args == (None,)
 
 
+def test_a_header_may_have_any_name(watching: Watching) -> None:
+    watching.wait_for("started")
+    watching.source.write_text(watching.source.read_text().replace("plain.h", "values.def"))
+    watching.wait_for("building 'plain' failed")
+    write_factor(watching.source.with_name("values.def"), 4)
+    watching.wait_for("started", 2)
+    write_factor(watching.source.with_name("values.def"), 5)
+    watching.wait_for("started", 3)
+    watching.process.send_signal(signal.SIGINT)
+    assert watching.process.wait(PATIENCE_SECONDS) == 0
+
+
 def test_a_command_that_ends_is_said(tmp_path: Path) -> None:
     made = Watching(tmp_path, sys.executable, "-c", "raise SystemExit(3)")
     try:

@@ -39,8 +39,11 @@ def test_missing_kernel_lists_near_names(tmp_path: Path) -> None:
 
 
 def test_missing_file_of_the_caller_says_where_it_looked(loader: Loader, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"looked at .*gone\.cu"):
+    with pytest.raises(FileNotFoundError, match=r"looked at .*gone\.cu\)\.$"):
         loader.get("q", [tmp_path / "gone.cu"])
+    write_plain(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"Near names: plain\.cpp\.$"):
+        loader.get("q", [tmp_path / "plian.cpp"])
 
 
 @pytest.mark.parametrize(

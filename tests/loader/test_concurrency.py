@@ -17,6 +17,8 @@ import torch
 
 from jitquant.loader import CudaModule, Loader, LockTimeoutError
 from jitquant.loader.compile import builder as builder_module
+from jitquant.loader.request.plan import Request
+from jitquant.loader.request.used import note_use, write_manifest
 from jitquant.loader.store import cache as cache_module
 from jitquant.loader.store.cache import staged_by_this_machine
 
@@ -147,6 +149,32 @@ def test_interrupt_kills_the_compilers(tmp_path: Path, monkeypatch: pytest.Monke
     assert "KeyboardInterrupt" in output.read_text()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in compilers))
     assert litter(cache) == []
+
+
+def test_interrupt_of_a_warmup_kills_all_compilers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes, manifest, output = tmp_path / "notes", tmp_path / "used.json", tmp_path / "output"
+    monkeypatch.setenv("JITQUANT_RECORD", str(notes))
+    for name in ("one", "two", "three"):
+        note_use(Request(name, (write_plain(tmp_path / name),)), [])
+    monkeypatch.delenv("JITQUANT_RECORD")
+    write_manifest(notes, manifest)
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("CXX", slow_compiler(tmp_path, 3000))
+    monkeypatch.setenv("JITQUANT_JOBS", "1")  # one runs, one waits for it, one has not begun
+    builder = fork(lambda: bool(new_loader(cache).warmup(manifest=manifest)), output)
+    wait_for(lambda: children(builder))
+    compilers = children(builder)
+    os.kill(builder, signal.SIGINT)
+    try:
+        wait_for(lambda: os.waitpid(builder, os.WNOHANG)[0])
+    finally:
+        kill(builder, group=False)
+        for compiler in compilers:
+            kill(compiler)
+    assert "KeyboardInterrupt" in output.read_text()
+    assert litter(cache) == entries(cache) == []
 
 
 def test_waiting_names_the_builder_and_ends_at_the_limit(

@@ -23,7 +23,7 @@ def test_a_build_for_a_debugger(toy: Toy, tmp_path: Path, monkeypatch: pytest.Mo
     loader.reporter.say = lines.append  # type: ignore[method-assign]
     build = loader.ensure(Request("toy", (source,)))
     assert build.is_new
-    assert any("JITQUANT_DEBUG: None -> True" in line for line in lines)
+    assert any("JITQUANT_DEBUG: none -> True" in line for line in lines)
     directory = build.library.parent
     assert f"toy: intermediate files are in {directory}" in lines
     assert not [line for line in lines if "warning" in line]

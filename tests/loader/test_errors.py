@@ -234,6 +234,12 @@ def test_hints(text: str, code: int, hint: str) -> None:
     assert hint in "\n".join(hints(text, code))
 
 
+def test_that_nvrtc_compiles_no_host_code_is_said_where_it_may_be_the_cause() -> None:
+    assert hints('k.cu(1): error: identifier "cudaMalloc" is undefined', 6, ["nvrtc"])
+    assert not hints('k.cu(1): error: expected a ";"', 6, ["nvrtc"])
+    assert not hints("nvrtc: error: unrecognized option -O3 found", 5, ["nvrtc"])
+
+
 @pytest.mark.parametrize("flags", [["-Iinc"], ["-I", "inc"], ["-isystem", "inc"]])
 def test_a_relative_directory_in_the_flags_is_named(
     flags: list[str], loader: Loader, tmp_path: Path

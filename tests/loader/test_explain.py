@@ -65,12 +65,27 @@ def test_a_header_and_a_source_that_changed(copied: tuple[Loader, Path]) -> None
     assert (gone.name, gone.now) == ("src0/plain.h", None)
 
 
+def test_one_of_two_sources_with_the_same_name_changed(tmp_path: Path) -> None:
+    first, second = tmp_path / "a" / "k.cpp", tmp_path / "b" / "k.cpp"
+    for source in (first, second):
+        source.parent.mkdir()
+        source.write_text(f"int {source.parent.name}() {{ return 1; }}\n")
+    loader = new_loader(tmp_path / "cache")
+    loader.get("k", [first, second])
+    first.write_text(first.read_text().replace("1", "2"))
+    assert explain(loader, Request("k", (first, second))).reason == "k.cpp changed"
+
+
 def test_flags_and_compilers_that_changed(
     copied: tuple[Loader, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader, source = copied
     found = explain(loader, Request("plain", (source,), cxx_flags=("-O0", "-g")))
     assert found.changes == [Change("cxx_flags", "", "none", "-O0 -g")]
+    monkeypatch.setenv("CPATH", "/nowhere")
+    found = explain(loader, Request("plain", (source,)))
+    assert found.changes == [Change("compiler variables", "", "none", "CPATH=/nowhere")]
+    monkeypatch.delenv("CPATH")
     monkeypatch.setenv("CXX", "g++ -DX")
     found = explain(loader, Request("plain", (source,)))
     assert [c.kind for c in found.changes] == ["host compiler"]

@@ -249,7 +249,7 @@ def test_host_compiler(tmp_path: Path) -> None:
         find_host_compiler(Memo(), {"PATH": os.environ["PATH"], "CXX": "gone"})
     with pytest.raises(HostCompilerNotFoundError, match="does not work"):
         find_host_compiler(Memo(), {"PATH": os.environ["PATH"], "CXX": "true"})
-    with pytest.raises(ValueError, match=r"^CXX='g\+\+ \"': No closing quotation; quote"):
+    with pytest.raises(HostCompilerNotFoundError, match=r"CXX='g\+\+ \"': No closing quotation;"):
         find_host_compiler(Memo(), {"PATH": os.environ["PATH"], "CXX": 'g++ "'})
     wrapper = tmp_path / "ccache"
     wrapper.write_text('#!/bin/sh\nexec "$@"\n')

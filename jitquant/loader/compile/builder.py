@@ -86,6 +86,7 @@ class Builder:
             timeout = float(setting("JITQUANT_LOCK_TIMEOUT") or _DEFAULT_LOCK_SECONDS)
 
         def on_wait(owner: str, waited: float) -> None:
+            on_tick([])
             reporter.say(
                 f"waiting for {owner}, which is building {plan.name} "
                 f"(or something with the same lock); {waited:.0f} s so far"

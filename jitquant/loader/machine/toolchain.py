@@ -338,7 +338,10 @@ def find_host_compiler(memo: Memo, env: Mapping[str, str] = os.environ) -> HostC
     """``CXX`` if set, else ``g++`` (nvcc's default), else ``c++``."""
     chosen = env.get("CXX", "").strip()
     for text in [chosen] if chosen else ["g++", "c++"]:
-        command = _words("CXX", text)
+        try:
+            command = _words("CXX", text)
+        except ValueError as error:
+            raise HostCompilerNotFoundError(f"no C++ compiler: {error}") from None
         program = shutil.which(command[0], path=env.get("PATH"))
         if program is None:
             continue

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..machine.trust import read_trusted, write_trusted
+from ..report import shorten
 
 CUDA_SUFFIXES = (".cu",)
 CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
@@ -163,14 +164,23 @@ def _binding_of(source: str, kernels_dir: str) -> str | None:
     return None
 
 
+def near_names(name: str, known: Sequence[str]) -> str:
+    """Which of ``known`` may be meant by ``name``, for a message."""
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"Near names: {', '.join(near)}." if near else f"There are: {shorten(known, 40)}."
+
+
 def _missing(text: str, path: str, bare: bool, kernels_dir: Path) -> str:
-    ours = [f"{name}.cu" for name in kernel_names(kernels_dir)]
+    known: list[str] = []
+    if bare:
+        known = [f"{name}.cu" for name in kernel_names(kernels_dir)]
+    else:
+        with contextlib.suppress(OSError):
+            beside = sorted(os.listdir(os.path.dirname(path)))
+            known = [file for file in beside if file.endswith(CUDA_SUFFIXES + CXX_SUFFIXES)]
     message = f"sources: {text!r} does not exist (looked at {path})."
-    near = difflib.get_close_matches(os.path.basename(text), ours, n=3, cutoff=0.5)
-    if near:
-        message += f" Near names: {', '.join(near)}."
-    elif bare and ours:
-        message += f" There are: {', '.join(ours)}."
+    if known:
+        message += f" {near_names(os.path.basename(text), known)}"
     if bare:
         message += f" For a file of your own give a path: './{text}' or pathlib.Path({text!r})."
     return message

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -188,25 +189,31 @@ def _open(path: Path, build: Bundled, wanted: Wanted, hasher: FileHasher) -> Bui
 
 
 def check_free(directory: Path) -> None:
-    """Reject a directory for a bundle that is not empty."""
+    """Reject a directory for a bundle that is not empty or cannot be made."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(
             f"bundle: {directory} already exists. Remove it, or give another directory."
         )
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        os.rmdir(tempfile.mkdtemp(dir=directory.parent))
+    except OSError as error:
+        raise ValueError(
+            f"bundle: {directory} cannot be made ({error.strerror}). Give another directory."
+        ) from error
 
 
 def write_bundle(builds: Sequence[tuple[Path, Entry]], directory: Path) -> Bundle:
     """Copy ``builds`` (directory and entry of each) to a new bundle, which appears atomically.
 
     Raises:
-        ValueError: ``builds`` is empty, or ``directory`` exists and is not empty.
+        ValueError: ``builds`` is empty, or ``directory`` is not empty or cannot be made.
         OSError: a file cannot be written.
     """
     if not builds:
         raise ValueError("bundle: there are no builds to put into it.")
     check_free(directory)
     directory = Path(os.path.abspath(directory))
-    directory.parent.mkdir(parents=True, exist_ok=True)
     staging = directory.with_name(f".{directory.name}-{os.getpid()}-{os.urandom(4).hex()}")
     staging.mkdir(mode=0o755)
     try:

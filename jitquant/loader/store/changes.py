@@ -57,13 +57,10 @@ def changes_since(
         return None
     inputs = plan.inputs
     before: dict[str, Any] = last.get("inputs", {})
-    old_sources = dict(map(tuple, before.get("sources", [])))
-    new_sources = dict(map(tuple, inputs["sources"]))
-    found = [
-        Change("source", name, old_sources.get(name), new_sources.get(name))
-        for name in {**old_sources, **new_sources}
-        if old_sources.get(name) != new_sources.get(name)
-    ]
+    old_sources, new_sources = before.get("sources", []), inputs["sources"]
+    gone = {name: digest for name, digest in old_sources if [name, digest] not in new_sources}
+    came = {name: digest for name, digest in new_sources if [name, digest] not in old_sources}
+    found = [Change("source", name, gone.get(name), came.get(name)) for name in {**gone, **came}]
     old_headers: dict[str, str] = last.get("headers", {})
     for name, digest in old_headers.items():
         path = plan.roots.path(name)
@@ -90,6 +87,8 @@ def what_changed(changes: Sequence[Change] | None) -> str:
 
 def plain(value: Any) -> str:
     """A value of a key as a message shows it."""
+    if isinstance(value, dict):
+        value = [f"{key}={text}" for key, text in value.items()]
     if isinstance(value, list):
         return " ".join(map(plain, value)) or "none"
-    return str(value)
+    return "none" if value is None else str(value)

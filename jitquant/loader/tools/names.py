@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..request.plan import Request
-from ..request.sources import CUDA_SUFFIXES, CXX_SUFFIXES, check_name, kernel_names
+from ..request.sources import CUDA_SUFFIXES, CXX_SUFFIXES, check_name, kernel_names, near_names
 
 if TYPE_CHECKING:
     from ..core import Loader
@@ -42,11 +41,10 @@ def request_of(loader: Loader, name: str, archs: str | Sequence[str] | None = No
         return Request(stem, (path,), archs=chosen)
     last = loader.cache().last(check_name(name))
     if last is None or not last.get("info", {}).get("sources"):
-        near = difflib.get_close_matches(name, kernels, n=3, cutoff=0.5)
-        hint = f"Near names: {', '.join(near)}." if near else f"Available: {', '.join(kernels)}."
         raise ValueError(
             f"{name!r} is not a kernel of this project, and no module of that name is in the cache "
-            f"{loader.cache().root}. {hint} For your own file, give its path: ./{name}.cu"
+            f"{loader.cache().root}. {near_names(name, kernels)} For your own file, give its "
+            f"path: ./{name}.cu"
         )
     return _as_built(name, last, chosen)
 
