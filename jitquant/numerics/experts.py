@@ -21,7 +21,9 @@ def _times(x: Tensor, fp4: Tensor, sf: Tensor, gsa: Tensor, expert: int) -> Tens
         scale = gsa.reshape(experts, rows)[expert]
     else:
         scale = gsa.reshape(-1).expand(experts)[expert]
-    return torch.mm(x, _exact(fp4[expert], sf[expert])[:, : x.shape[1]].t()) * scale
+    weight = _exact(fp4[expert], sf[expert])[:, : x.shape[1]]
+    with torch.autocast(weight.device.type, enabled=False):  # which would round both to bf16
+        return torch.mm(x, weight.t()) * scale
 
 
 def nvfp4_grouped_linear(

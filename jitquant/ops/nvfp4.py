@@ -9,17 +9,19 @@ What they share:
   are padded with zeros; the logical shape is kept.
 - ``gsa`` dequantizes: ``value = e2m1 * s * gsa``. None: it is computed as ``amax / divisor``, for
   the tensor or for each row (``granularity``). A number is the gsa of the tensor. A float32 tensor
-  with one element, or one for each row, is used without a copy, becomes the result's ``gsa``, and
-  is never read on the CPU. A given gsa decides the granularity; ``divisor`` is then ignored.
+  with one element, or one for each row, is used without a copy, becomes the result's ``gsa`` (with
+  a recipe for training or a rotation a copy does), and is never read on the CPU. A given gsa
+  decides the granularity; ``divisor`` is then ignored.
 - ``process_group``: each rank passes its part of one tensor. One all_reduce between the two
   launches makes the amax that of all parts, and each rank gets, bit for bit, its part of the result
   for the whole tensor. Tensors may be split along rows, or along columns in multiples of 16;
   ``granularity="row"`` needs the latter, with the same rows on every rank. Not allowed together
   with a gsa. See ``docs/distributed.md``.
-- ``out``: an `NVFP4Tensor` whose buffers are written and which is returned. If gsa is a tensor,
-  ``out.gsa`` becomes that tensor. Buffers are contiguous and do not overlap the inputs or each
-  other; ``residual`` does not overlap ``x``. Inductor lacks float4_e2m1fn_x2 on the CPU: a graph
-  compiled for the CPU can write to the same buffers only once; otherwise return the results.
+- ``out``: an `NVFP4Tensor` whose buffers are written and which is returned. Where the result's gsa
+  would be the given tensor, ``out.gsa`` becomes that tensor. Buffers are contiguous and do not
+  overlap the inputs or each other; ``residual`` does not overlap ``x``. Inductor lacks
+  float4_e2m1fn_x2 on the CPU: a graph compiled for the CPU can write to the same buffers only
+  once; otherwise return the results.
 - Nothing is differentiable: no result requires grad.
 
 Errors: TypeError for a wrong type or dtype; ValueError for a shape, stride, device, number or name

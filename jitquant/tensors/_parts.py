@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -27,6 +27,16 @@ def slice_bounds(index: slice, size: int) -> tuple[int, int]:
 def empty_codes(shape: tuple[int, ...], device: torch.device | str | None) -> Tensor:
     """Uninitialized FP4 codes; PyTorch's deterministic mode fills bytes, but no codes."""
     return torch.empty(shape, dtype=torch.uint8, device=device).view(FP4_DTYPE)
+
+
+def _read(name: str, text: str) -> Any:
+    """What `Parts.metadata` has written."""
+    from ast import literal_eval
+
+    try:
+        return literal_eval(text)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{name}: expected what metadata() writes, got {text!r}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -122,16 +132,13 @@ class Parts:
             KeyError: a part or a description is missing.
             ValueError: a description cannot be read.
         """
-        from ast import literal_eval
-
-        described = {
-            field.name: literal_eval(metadata[field.name])
-            for field in fields(cls)  # type: ignore[arg-type]
-            if field.name not in cls._TENSORS
-        }
-        parts = {name: tensors[name] for name in cls._TENSORS if name in tensors}
-        if cls._CODES not in parts:
-            raise KeyError(cls._CODES)
+        described, parts = {}, {}
+        for field in fields(cls):  # type: ignore[arg-type]
+            name = field.name
+            if name not in cls._TENSORS:
+                described[name] = _read(name, metadata[name])
+            elif name in tensors or field.default is MISSING:
+                parts[name] = tensors[name]
         if described.get("format", "nvfp4") == "nvfp4":
             parts[cls._CODES] = parts[cls._CODES].view(FP4_DTYPE)
         return cls(**parts, **described)

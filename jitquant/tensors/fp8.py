@@ -206,12 +206,12 @@ class QuantizedTensor(Parts):
         """Of the elements."""
         return self.data.dtype
 
-    def dequantize(self, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
+    def dequantize(self, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
         """The values, ``data * scale_inv`` in fp32 and rounded once to ``dtype``.
 
         Args:
-            dtype: bfloat16, float16 or float32.
-            out: contiguous tensor of the logical shape and of ``dtype`` to write to.
+            dtype: bfloat16, float16 or float32; default bfloat16, or that of ``out``.
+            out: contiguous tensor of the logical shape to write to.
 
         Raises:
             TypeError, ValueError: see `jitquant.dequantize`.

@@ -154,8 +154,9 @@ class NVFP4Tensor(Parts):
             ValueError: a shape is not as above, or the exponents span more than 17.
         """
         for name, t, dtype in (("x_fp4", x_fp4, FP4_DTYPE), ("x_sf", x_sf, E8M0_DTYPE)):
-            if t.dtype not in (dtype, torch.uint8):
-                raise TypeError(f"{name}: expected {dtype} or torch.uint8, got {t.dtype}")
+            if not isinstance(t, Tensor) or t.dtype not in (dtype, torch.uint8):
+                given = t.dtype if isinstance(t, Tensor) else type(t).__name__
+                raise TypeError(f"{name}: expected {dtype} or torch.uint8, got {given}")
         codes, exponents = x_fp4.view(torch.uint8), x_sf.view(torch.uint8).int()
         block_bytes = MXFP4_BLOCK // CODES_PER_BYTE
         size = codes.shape[-1] if codes.dim() else 0
@@ -227,12 +228,12 @@ class NVFP4Tensor(Parts):
         """x_sf as uint8, the same memory."""
         return self.x_sf.view(torch.uint8)
 
-    def dequantize(self, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
+    def dequantize(self, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
         """The values, ``e2m1 * s * gsa`` in fp32 and rounded once to ``dtype``.
 
         Args:
-            dtype: bfloat16, float16 or float32.
-            out: contiguous tensor of the logical shape and of ``dtype`` to write to.
+            dtype: bfloat16, float16 or float32; default bfloat16, or that of ``out``.
+            out: contiguous tensor of the logical shape to write to.
 
         Returns:
             A tensor of the logical shape, or ``out``.

@@ -136,12 +136,12 @@ class QuantizedRaggedTensor(Parts):
         """G."""
         return self.offsets.shape[0] - 1
 
-    def dequantize(self, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
+    def dequantize(self, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
         """The buffer's values, rounded once to ``dtype``, zero outside of the segments.
 
         Args:
-            dtype: bfloat16, float16 or float32.
-            out: contiguous tensor of the buffer's shape and of ``dtype`` to write to.
+            dtype: bfloat16, float16 or float32; default bfloat16, or that of ``out``.
+            out: contiguous tensor of the buffer's shape to write to.
 
         Raises:
             TypeError, ValueError: see `jitquant.dequantize_ragged`.

@@ -317,6 +317,8 @@ def test_dequantize(granularity: str, scale_layout: str, dtype: torch.dtype) -> 
 def test_dequantize_defaults_to_bfloat16() -> None:
     q = jitquant.quantize_nvfp4(randn(2, 32))
     assert q.dequantize().dtype == jitquant.dequantize_nvfp4(q).dtype == torch.bfloat16
+    out = torch.empty(q.shape)
+    assert q.dequantize(out=out) is out
 
 
 @pytest.mark.parametrize("shape", [(0, 32), (2, 0, 17)])

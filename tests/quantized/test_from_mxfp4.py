@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from samples import randn
@@ -81,6 +83,9 @@ def test_what_is_refused() -> None:
         TypeError, match=r"x_sf: expected torch\.float8_e8m0fnu or torch\.uint8, got torch\.float32"
     ):
         NVFP4Tensor.from_mxfp4(codes, scales.float())
+    nothing: Any = None
+    with pytest.raises(TypeError, match=r"x_sf: expected .*, got NoneType"):
+        NVFP4Tensor.from_mxfp4(codes, nothing)
     with pytest.raises(
         ValueError,
         match=r"x_fp4: expected shape \(\.\.\., P\), contiguous, with P a multiple of 16 bytes,",

@@ -220,6 +220,17 @@ def test_safetensors(q: QuantizedTensor | QuantizedRaggedTensor, tmp_path: Path)
         type(q).from_tensors({}, metadata)
     with pytest.raises(KeyError, match="format"):
         type(q).from_tensors(tensors, {})
+    with pytest.raises(KeyError, match=r"stored_scales|offsets"):
+        type(q).from_tensors({"data": tensors["data"]}, metadata)
+    with pytest.raises(ValueError, match=r"format: expected what metadata\(\) writes, got 'a b'"):
+        type(q).from_tensors(tensors, {**metadata, "format": "a b"})
+
+
+@pytest.mark.parametrize("q", [*MADE.values(), *RAGGED.values()], ids=[*MADE, *RAGGED])
+def test_values_have_the_dtype_of_the_buffer(q: QuantizedTensor | QuantizedRaggedTensor) -> None:
+    out = torch.empty(q.shape)
+    assert q.dequantize(out=out) is out
+    assert torch.equal(out, q.dequantize(torch.float32))
 
 
 @pytest.mark.parametrize(
