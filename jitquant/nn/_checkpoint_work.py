@@ -575,14 +575,15 @@ class Work:
             gsa = self._gsa(name, weight) if scheme.has_gsa else None
             parts = scheme.quantize(weight, gsa, self.rounding, self.scaling)
         if name in self.amaxes:
-            parts["input_global_scale"] = torch.tensor([NVFP4_DIVISOR / self.amaxes[name]])
+            static = NVFP4_DIVISOR / self.amaxes[name]
+            parts["input_global_scale"] = torch.tensor([static], dtype=torch.float32)
         if self.layout == "modelopt":
             assert gsa is not None
             parts = {
                 "weight": parts["weight_packed"],
                 "weight_scale": parts["weight_scale"],
                 "weight_scale_2": gsa.reshape(()),
-                "input_scale": torch.tensor(self.amaxes[name] / NVFP4_DIVISOR),
+                "input_scale": torch.tensor(self.amaxes[name] / NVFP4_DIVISOR, dtype=torch.float32),
             }
         for part, tensor in parts.items():
             yield f"{name}.{part}", tensor

@@ -345,7 +345,7 @@ def _input_scales(
                 f"input_amax[{places[0]!r}]: expected a positive number, got {amax}. Measure it "
                 "with report(model, inputs) before the model is converted"
             )
-        made |= dict.fromkeys(places, torch.tensor([NVFP4_DIVISOR / amax]))
+        made |= dict.fromkeys(places, torch.tensor([NVFP4_DIVISOR / amax], dtype=torch.float32))
     return made
 
 

@@ -212,7 +212,8 @@ def _scaled_product(
 
 def _without_gsa(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """(rows, K) of codes times their scales, which is exact: they have six significant bits."""
-    q = NVFP4Tensor(codes.view(FP4_DTYPE), scales, torch.ones(1, device=codes.device))
+    one = torch.ones(1, dtype=torch.float32, device=codes.device)
+    q = NVFP4Tensor(codes.view(FP4_DTYPE), scales, one)
     return dequantize_nvfp4(q, dtype).view(-1, q.shape[-1])
 
 

@@ -204,7 +204,7 @@ def _searched(values: Tensor, gsa: Tensor, importance: Tensor | None) -> Codes:
     most = encode_e4m3(torch.full_like(gsa, E4M3_MAX)).view(torch.uint8)
     best_codes = torch.zeros_like(x, dtype=torch.uint8)
     best_scales = torch.zeros_like(base, dtype=torch.uint8)
-    best = torch.full(base.shape, torch.inf, device=x.device)
+    best = torch.full(base.shape, torch.inf, dtype=torch.float32, device=x.device)
     for step in _STEPS:
         scales = torch.minimum((base + step).clamp(min=1), most).to(torch.uint8)
         unit = (decode_e4m3(scales) * usable)[:, :, None]
@@ -255,7 +255,7 @@ def gptq(values: Tensor, moment: Tensor, gsa: Tensor) -> Codes:
     scales = torch.empty(n, k // NVFP4_BLOCK, dtype=torch.uint8, device=w.device)
     for first in range(0, k, _CHUNK):
         last = min(first + _CHUNK, k)
-        errors = torch.empty(n, last - first, device=w.device)
+        errors = torch.empty(n, last - first, dtype=torch.float32, device=w.device)
         for column in range(first, last):
             block = column // NVFP4_BLOCK
             if column % NVFP4_BLOCK == 0:

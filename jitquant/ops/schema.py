@@ -263,6 +263,11 @@ def _is_e8m0(value: object) -> bool:
     return isinstance(value, Tensor) and value.dtype == E8M0_DTYPE
 
 
+def _empty(result: Result, plan: Plan) -> Tensor:
+    dtype = torch.uint8 if result.dtype == FP4_DTYPE else result.dtype
+    return torch.empty(result.shape, dtype=dtype, device=plan.device).view(result.dtype)
+
+
 def _no_direct(*_: Any) -> Any:
     return NotImplemented
 
@@ -640,13 +645,20 @@ class Op:
         results = self.direct(arguments, in_dispatcher=True)
         if results is not NotImplemented:
             return self._returned(results)
-        self._checked(arguments)
+        plan = self._checked(arguments)
         self._check_memory(arguments)
         residual = kwargs.get("residual") if "!" in self.arguments else None
         if residual is not None:
             torch.autograd.graph.increment_version(residual)
         with torch.no_grad():
-            return self._run("default", arguments, *args, **kwargs)
+            if not torch.are_deterministic_algorithms_enabled():
+                return self._run("default", arguments, *args, **kwargs)
+            # PyTorch fills new memory then, and cannot with float4_e2m1fn_x2.
+            made = {
+                name: _empty(r, plan) for name, r in zip(self.results, plan.results, strict=True)
+            }
+            self._run("out", arguments, *args, **kwargs, **made)
+            return self._returned(tuple(made.values()))
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         plan = self.plan(*args, **kwargs)
