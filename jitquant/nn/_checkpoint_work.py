@@ -38,7 +38,7 @@ from jitquant.nn._reader import HOST, Part
 from jitquant.nn._rounding import WeightRounding, gsa_for, quantized_weights, sample, with_gsa
 from jitquant.nn._safetensors import Writer
 from jitquant.nn._schemes import SCHEMES, Layout, Scheme
-from jitquant.nn._targets import families, ignoring, matches, refusal
+from jitquant.nn._targets import families, ignoring, is_head, matches, refusal
 from jitquant.numerics.nvfp4 import gsa_from_amax
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
@@ -190,11 +190,13 @@ class Work:
             )
         for name in self.source.map:
             self.ignored += self._unread(name)
-        # transformers looks for its own names: lm_head where files have language_model.lm_head, and
-        # what a regular expression of the caller means.
+        # transformers looks for its own names: for that of a head that is the embedding and in no
+        # file, for lm_head where files have language_model.lm_head or embed_out, and for what a
+        # regular expression of the caller means.
         head = _HEADS.get(config.get("model_type", ""), "lm_head")
-        has_head = any(name.endswith(f".{head}") for name in self.ignored)
-        if (config.get("tie_word_embeddings") or has_head) and head not in self.ignored:
+        may_be_tied = config.get("tie_word_embeddings", any(map(is_embedding, self.ignored)))
+        is_plain = may_be_tied or any(map(is_head, self.ignored))
+        if is_plain and head not in self.ignored and not any(map(is_head, self.quantized)):
             self.ignored.append(head)
         if self.layout == "compressed-tensors":
             self.ignored += [p for p in ignored or () if p.startswith("re:")]

@@ -110,6 +110,11 @@ def targeted(name: str, targets: str | Sequence[str]) -> bool:
     return matches(name, as_patterns("targets", targets))
 
 
+def is_head(name: str) -> bool:
+    """Whether a linear makes logits, by its name."""
+    return name.rpartition(".")[2] in _HEADS
+
+
 def left_by_default(name: str, shapes: Shapes) -> str | None:
     """Why a linear is left alone where the caller says nothing: heads, routers and their gates.
 
@@ -122,7 +127,7 @@ def left_by_default(name: str, shapes: Shapes) -> str | None:
         shapes: of all linears.
     """
     parts = name.split(".")
-    if parts[-1] in _HEADS or parts[-2:] == ["shared_head", "head"]:
+    if is_head(name) or parts[-2:] == ["shared_head", "head"]:
         return "a head, left alone by default"
     if f".{name}".endswith(tuple(f".{plain}" for plain in _PLAIN)):
         return "engines have it as it is, left alone by default"
