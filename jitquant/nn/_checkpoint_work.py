@@ -45,7 +45,15 @@ from jitquant.tensors.nvfp4 import NVFP4Tensor
 Progress = Callable[[int, int, str], None]
 """Called with the bytes read, all that will be, and the name of the file in work."""
 
-_HEADS = {"whisper": "proj_out"}  # of models whose head is not called lm_head
+_HEADS = {
+    "bert": "cls.predictions.decoder",
+    "distilbert": "vocab_projector",
+    "electra": "generator_lm_head",
+    "roberta": "lm_head.decoder",
+    "whisper": "proj_out",
+    "xlm-roberta": "lm_head.decoder",
+}
+"""Of models whose head, which may be their embedding, is not called lm_head."""
 _KEPT = 1 << 30  # bytes of a family that is read once; a larger one is read again for its amax
 _AHEAD = 256 << 20  # bytes that are read before they are needed, and that wait to be written
 

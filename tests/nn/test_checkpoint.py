@@ -516,6 +516,7 @@ def test_a_linear_of_an_attention_that_reads_its_weight(tmp_path: Path) -> None:
         ({}, "", []),
         ({}, "embed_tokens", ["embed_tokens", "lm_head"]),  # Gemma's config.json says no more
         ({"model_type": "whisper", "tie_word_embeddings": True}, "", ["proj_out"]),
+        ({"model_type": "bert"}, "wte", ["wte", "cls.predictions.decoder"]),
         ({"tie_word_embeddings": False}, "", []),
         ({"tie_word_embeddings": False}, "embed_out", ["embed_out", "lm_head"]),
         ({"tie_word_embeddings": False}, "text.lm_head", ["text.lm_head", "lm_head"]),
