@@ -385,8 +385,8 @@ class Work:
 
     def _is_unread_stack(self, name: str) -> bool:
         """Whether a tensor has the experts of a layer, in a layout other than gpt-oss's."""
-        shape = self.source.entry(name).shape
-        return len(shape) == 3 and "experts" in name and not self.source.is_stack(name)
+        known = self.source.is_stack(name) or self.source.is_mxfp4(name)
+        return len(self.source.entry(name).shape) == 3 and "experts" in name and not known
 
     def _parts(self, name: str, matrix: Matrix) -> Layout:
         """The tensors to write for a matrix, by full name."""

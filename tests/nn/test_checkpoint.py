@@ -334,6 +334,8 @@ def test_mxfp4_as_gpt_oss(tmp_path: Path) -> None:
         bias = made[f"{at}.gate_up_proj_bias"][1, i::2]
         assert torch.equal(got[f"{at}.1.{name}.bias"], bias)
     assert len(got) == 2 * 3 * 4
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert described["quantization_config"]["ignore"] == []
     assert done.quantized == 2 * (96 * 64 + 64 * 96)
     assert done.elements == done.quantized + 2 * (96 + 64)
     quantize_checkpoint(source, tmp_path / "same", format="mxfp4")
