@@ -12,7 +12,7 @@ from peft import LoraConfig
 from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
 
-from jitquant.nn import NVFP4Linear
+from jitquant.nn import Float8BlockwiseLinear, NVFP4Linear
 
 __all__ = ["with_jitquant"]
 
@@ -37,8 +37,25 @@ class NVFP4LoraLinear(LoraLinear):  # type: ignore[misc]
         )
 
 
+class Float8LoraLinear(LoraLinear):  # type: ignore[misc]
+    """LoRA beside a `Float8BlockwiseLinear`, which cannot see that peft writes to its weight."""
+
+    def merge(self, *args: Any, **kwargs: Any) -> None:
+        """As in peft; the weight is quantized again."""
+        super().merge(*args, **kwargs)
+        self.get_base_layer().weight_changed()
+
+    def unmerge(self) -> None:
+        """As in peft; the weight is quantized again."""
+        super().unmerge()
+        self.get_base_layer().weight_changed()
+
+
 def with_jitquant(config: Config) -> Config:
-    """Has a config of LoRA take `NVFP4Linear`; returns it.
+    """Has a config of LoRA take `NVFP4Linear` and `Float8BlockwiseLinear`; returns it.
+
+    peft takes the latter for an ``nn.Linear`` without this; then adapters that are merged are not
+    seen before the next ``train()`` or ``eval()``.
 
     Args:
         config: of peft. It is changed, and the change is not saved with it: call this again when
@@ -54,6 +71,9 @@ def with_jitquant(config: Config) -> Config:
             "peft takes for the layers that are not quantized. Name the layers, as convert(...)"
             ".replaced has them"
         )
-    mapping: dict[type[nn.Module], type[nn.Module]] = {NVFP4Linear: NVFP4LoraLinear}
+    mapping: dict[type[nn.Module], type[nn.Module]] = {
+        NVFP4Linear: NVFP4LoraLinear,
+        Float8BlockwiseLinear: Float8LoraLinear,
+    }
     config._register_custom_module(mapping)
     return config

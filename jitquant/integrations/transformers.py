@@ -30,7 +30,7 @@ from jitquant.nn import Conversion, load_compressed_tensors
 from jitquant.nn._calibration import Calibration
 from jitquant.nn._convert import LAYERS, LinearRecipe, Plan
 from jitquant.nn._hf_quantizer import SavingQuantizer, attach_quantizer
-from jitquant.nn._load import quantized_modules
+from jitquant.nn._load import quantized_modules, tensor_names
 from jitquant.nn._rounding import WeightRounding
 from jitquant.nn._targets import FUSED_LAYERS, as_families
 from jitquant.nn._while_loading import WhileLoading
@@ -164,6 +164,9 @@ class JitquantQuantizer(SavingQuantizer):
         assert self._loading is not None
         return _Take(self._loading)
 
+    def _convert_model_for_quantization(self, model: Any) -> None:
+        """Leaves Llama 4's experts in one tensor until it is known how the files have them."""
+
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         if not self.pre_quantized:
             tied = getattr(model, "all_tied_weights_keys", None) or {}
@@ -177,6 +180,8 @@ class JitquantQuantizer(SavingQuantizer):
         if not files:
             raise ValueError("checkpoint_files: expected those of a quantized folder, got none")
         self._folder = Path(files[0]).parent
+        if any(".experts.0." in name for name in tensor_names(self._folder)):
+            super()._convert_model_for_quantization(model)
         # transformers loads what is not quantized. The rest keeps its place, on meta, aside.
         for name, module in quantized_modules(model, self._folder).items():
             owner, _, attribute = name.rpartition(".")

@@ -38,14 +38,22 @@ from jitquant.nn._reader import HOST, Part
 from jitquant.nn._rounding import WeightRounding, gsa_for, quantized_weights, sample, with_gsa
 from jitquant.nn._safetensors import Writer
 from jitquant.nn._schemes import SCHEMES, Layout, Scheme
-from jitquant.nn._targets import families, ignoring, matches, refusal
+from jitquant.nn._targets import families, ignoring, is_head, matches, refusal
 from jitquant.numerics.nvfp4 import gsa_from_amax
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
 Progress = Callable[[int, int, str], None]
 """Called with the bytes read, all that will be, and the name of the file in work."""
 
-_HEADS = {"whisper": "proj_out"}  # of models whose head is not called lm_head
+_HEADS = {
+    "bert": "cls.predictions.decoder",
+    "distilbert": "vocab_projector",
+    "electra": "generator_lm_head",
+    "roberta": "lm_head.decoder",
+    "whisper": "proj_out",
+    "xlm-roberta": "lm_head.decoder",
+}
+"""Of models whose head, which may be their embedding, is not called lm_head."""
 _KEPT = 1 << 30  # bytes of a family that is read once; a larger one is read again for its amax
 _AHEAD = 256 << 20  # bytes that are read before they are needed, and that wait to be written
 
@@ -190,11 +198,13 @@ class Work:
             )
         for name in self.source.map:
             self.ignored += self._unread(name)
-        # transformers looks for its own names: lm_head where files have language_model.lm_head, and
-        # what a regular expression of the caller means.
+        # transformers looks for its own names: for that of a head that is the embedding and in no
+        # file, for lm_head where files have language_model.lm_head or embed_out, and for what a
+        # regular expression of the caller means.
         head = _HEADS.get(config.get("model_type", ""), "lm_head")
-        has_head = any(name.endswith(f".{head}") for name in self.ignored)
-        if (config.get("tie_word_embeddings") or has_head) and head not in self.ignored:
+        may_be_tied = config.get("tie_word_embeddings", any(map(is_embedding, self.ignored)))
+        is_plain = may_be_tied or any(map(is_head, self.ignored))
+        if is_plain and head not in self.ignored and not any(map(is_head, self.quantized)):
             self.ignored.append(head)
         if self.layout == "compressed-tensors":
             self.ignored += [p for p in ignored or () if p.startswith("re:")]
@@ -375,8 +385,8 @@ class Work:
 
     def _is_unread_stack(self, name: str) -> bool:
         """Whether a tensor has the experts of a layer, in a layout other than gpt-oss's."""
-        shape = self.source.entry(name).shape
-        return len(shape) == 3 and "experts" in name and not self.source.is_stack(name)
+        known = self.source.is_stack(name) or self.source.is_mxfp4(name)
+        return len(self.source.entry(name).shape) == 3 and "experts" in name and not known
 
     def _parts(self, name: str, matrix: Matrix) -> Layout:
         """The tensors to write for a matrix, by full name."""

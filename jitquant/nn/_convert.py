@@ -170,8 +170,8 @@ def convert(
 
     These are skipped, with a reason:
 
-    - heads (``lm_head``, the result of ``get_output_embeddings``), routers and their gates, unless
-      ``ignore`` says otherwise
+    - heads (``lm_head``, the result of ``get_output_embeddings``), routers and their gates, and
+      what engines do not quantize in DeepSeek's models, unless ``ignore`` says otherwise
     - layers that ``targets`` or ``filter`` exclude
     - subclasses of ``nn.Linear``, which may compute something else, and linears with hooks
     - linears in ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``, which read weights

@@ -39,6 +39,8 @@ from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.tensors.fp8 import QuantizedTensor
 
 _CODES = (NVFP4Linear, MXFP4Linear, NVFP4Experts)
+_OF_CACHES = (".k_scale", ".v_scale")
+"""Scales of keys and values, which engines cache in FP8."""
 
 
 def load_compressed_tensors(
@@ -497,6 +499,7 @@ def _load_the_rest(model: nn.Module, tensors: dict[str, Tensor], tied: list[list
             named |= {name: given for name in group if name in state and name not in named}
     missing, unexpected = model.load_state_dict(named, strict=False, assign=on_meta)
     absent = [n for n in missing if n not in filled]
+    unexpected = [n for n in unexpected if not n.endswith(_OF_CACHES)]
     if absent or unexpected:
         raise ValueError(
             "directory: expected the files of this model, got those of another one: the files lack "
@@ -561,17 +564,21 @@ def read_quantized(directory: Path, method: str) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: a file is missing.
+        ValueError: inputs are to be multiplied by something first.
     """
     tensors = _read(directory)
     if method == "fp8":
         return {name.replace("weight_scale_inv", "weight_scale"): t for name, t in tensors.items()}
     if method == "modelopt":
-        return dict(_of_modelopt(name, t) for name, t in tensors.items() if _is_kept(name))
+        smoothed = next((name for name in tensors if name.endswith(".pre_quant_scale")), None)
+        if smoothed is not None:
+            raise ValueError(
+                f"directory: expected weights for inputs as they are, got {smoothed} in "
+                f"{directory}: AWQ, whose inputs are multiplied by it. Quantize the model with "
+                "jitquant quantize"
+            )
+        return dict(_of_modelopt(name, t) for name, t in tensors.items())
     return tensors
-
-
-def _is_kept(name: str) -> bool:
-    return not name.endswith((".k_scale", ".v_scale", ".pre_quant_scale"))
 
 
 def _of_modelopt(name: str, tensor: Tensor) -> tuple[str, Tensor]:

@@ -37,6 +37,9 @@ FUSED_LAYERS: tuple[tuple[str, ...], ...] = (
 
 _HEADS = ("lm_head", "embed_out")
 _ROUTERS = ("router", "shared_expert_gate")
+_PLAIN = ("eh_proj", "indexer.wk", "weights_proj")
+"""Of DeepSeek's layer for the token after the next one, and of its indexer, whose two vLLM and
+sglang multiply as one: they have no quantized ones."""
 _READ = ("dt_proj",)  # by the mixers of Mamba and Jamba, which multiply by its weight themselves
 
 
@@ -107,6 +110,11 @@ def targeted(name: str, targets: str | Sequence[str]) -> bool:
     return matches(name, as_patterns("targets", targets))
 
 
+def is_head(name: str) -> bool:
+    """Whether a linear makes logits, by its name."""
+    return name.rpartition(".")[2] in _HEADS
+
+
 def left_by_default(name: str, shapes: Shapes) -> str | None:
     """Why a linear is left alone where the caller says nothing: heads, routers and their gates.
 
@@ -119,8 +127,10 @@ def left_by_default(name: str, shapes: Shapes) -> str | None:
         shapes: of all linears.
     """
     parts = name.split(".")
-    if parts[-1] in _HEADS:
+    if is_head(name) or parts[-2:] == ["shared_head", "head"]:
         return "a head, left alone by default"
+    if f".{name}".endswith(tuple(f".{plain}" for plain in _PLAIN)):
+        return "engines have it as it is, left alone by default"
     beside = ".".join("up" if part == "gate" else part for part in parts)
     is_router = "gate" in parts and (
         beside not in shapes or tuple(shapes[beside]) != tuple(shapes[name])

@@ -1,4 +1,4 @@
-"""LoRA of peft on top of `NVFP4Linear`."""
+"""LoRA of peft on top of `NVFP4Linear` and `Float8BlockwiseLinear`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from nn.helpers import sqnr
 from samples import randn
 from torch import nn
 
@@ -49,6 +50,28 @@ def test_adapters_train(tmp_path: Path) -> None:
     back = peft.PeftModel.from_pretrained(before, tmp_path, config=again)
     assert isinstance(back.base_model.model[0].get_base_layer(), NVFP4Linear)
     assert torch.equal(back.eval()(x), tuned.eval()(x))
+
+
+def test_merged_adapters_are_seen() -> None:
+    """peft writes to weight.data, which FP8 layers do not see by themselves."""
+    peft = pytest.importorskip("peft")
+    from jitquant.integrations.peft import with_jitquant
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32)).to(BF16).eval()
+    convert(model, "fp8_block")
+    config = peft.LoraConfig(target_modules=["0"], r=4, init_lora_weights=False)
+    tuned = peft.get_peft_model(model, with_jitquant(config)).eval()
+    x = randn(16, 64)
+    with torch.no_grad():
+        apart = tuned(x)
+        with tuned.disable_adapter():
+            before = tuned(x)
+        tuned.merge_adapter()
+        assert sqnr(tuned(x), apart) > 20 > sqnr(before, apart)
+        tuned.unmerge_adapter()
+        assert sqnr(tuned(x), apart) > 30  # the weight was rounded twice
+        assert sqnr(tuned.merge_and_unload()(x), apart) > 20
 
 
 def test_all_linear_is_refused() -> None:

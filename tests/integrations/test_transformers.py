@@ -279,6 +279,33 @@ def test_folders_of_models_that_initialize_the_weights_of_their_linears(tmp_path
         assert torch.equal(again(image).pooler_output, made(image).pooler_output)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_folders_of_llama_4(apart: bool, tmp_path: Path) -> None:
+    """Its experts are in one tensor, or, as llm-compressor writes them, in one for each matrix."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "intermediate_size_mlp": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config = transformers.Llama4TextConfig(
+        vocab_size=64, num_hidden_layers=1, num_local_experts=2, **sizes, **heads
+    )
+    made = transformers.Llama4ForCausalLM(config).to(BF16).eval()
+    convert(made, "nvfp4a16")
+    made.save_pretrained(tmp_path)
+    if apart:
+        path = tmp_path / "model.safetensors"
+        tensors = load_file(path)
+        at = "model.layers.0.feed_forward.experts"
+        up, down = (tensors.pop(f"{at}.{name}") for name in ("gate_up_proj", "down_proj"))
+        for e in range(2):
+            for name, matrix in zip(("gate", "up"), up[e].chunk(2, 1), strict=True):
+                tensors[f"{at}.{e}.{name}_proj.weight"] = matrix.T.contiguous()
+            tensors[f"{at}.{e}.down_proj.weight"] = down[e].T.contiguous()
+        save_file(tensors, path, metadata={"format": "pt"})
+    with jitquant_layers():
+        again = type(made).from_pretrained(tmp_path, dtype=BF16).eval()
+    assert sqnr(logits(again), logits(made)) > 35
+
+
 def test_inputs_of_experts_with_static_scales(tmp_path: Path) -> None:
     """From a calibration to files and back; `quantize_checkpoint` finds the same scales."""
     model("Mixtral").save_pretrained(tmp_path / "bf16")

@@ -334,6 +334,8 @@ def test_mxfp4_as_gpt_oss(tmp_path: Path) -> None:
         bias = made[f"{at}.gate_up_proj_bias"][1, i::2]
         assert torch.equal(got[f"{at}.1.{name}.bias"], bias)
     assert len(got) == 2 * 3 * 4
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert described["quantization_config"]["ignore"] == []
     assert done.quantized == 2 * (96 * 64 + 64 * 96)
     assert done.elements == done.quantized + 2 * (96 + 64)
     quantize_checkpoint(source, tmp_path / "same", format="mxfp4")
@@ -510,15 +512,35 @@ def test_a_linear_of_an_attention_that_reads_its_weight(tmp_path: Path) -> None:
     assert described["quantization_config"]["ignore"] == ["head.attention.out_proj"]
 
 
-@pytest.mark.parametrize(("kind", "head"), [("llama", "lm_head"), ("whisper", "proj_out")])
-def test_a_head_that_no_file_has(kind: str, head: str, tmp_path: Path) -> None:
-    """The embedding is the head's weight. The model has a linear, which is named in ignore."""
-    source = folder(
-        tmp_path / "in", {"o_proj.weight": randn(32, 32)}, 1, model_type=kind, tie_word_embeddings=1
-    )
+@pytest.mark.parametrize(
+    ("config", "more", "ignored"),
+    [
+        ({}, "", []),
+        ({}, "embed_tokens", ["embed_tokens", "lm_head"]),  # Gemma's config.json says no more
+        ({"model_type": "whisper", "tie_word_embeddings": True}, "", ["proj_out"]),
+        ({"model_type": "bert"}, "wte", ["wte", "cls.predictions.decoder"]),
+        ({"tie_word_embeddings": False}, "", []),
+        ({"tie_word_embeddings": False}, "embed_out", ["embed_out", "lm_head"]),
+        ({"tie_word_embeddings": False}, "text.lm_head", ["text.lm_head", "lm_head"]),
+    ],
+)
+def test_heads_are_named_as_transformers_does(
+    config: dict[str, Any], more: str, ignored: list[str], tmp_path: Path
+) -> None:
+    """A head that is the embedding is in no file, but the model has a linear there."""
+    made = {"o_proj.weight": randn(32, 32)} | ({f"{more}.weight": randn(64, 32)} if more else {})
+    source = folder(tmp_path / "in", made, 1, **config)
     quantize_checkpoint(source, tmp_path / "out", format="int8", device="cpu")
     described = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert described["quantization_config"]["ignore"] == [head]
+    assert described["quantization_config"]["ignore"] == ignored
+
+
+def test_a_head_that_is_quantized_is_not_ignored(tmp_path: Path) -> None:
+    made = {"lm_head.weight": randn(64, 32)}
+    source = folder(tmp_path / "in", made, 1, tie_word_embeddings=True)
+    quantize_checkpoint(source, tmp_path / "out", format="int8", ignore=(), device="cpu")
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert described["quantization_config"]["ignore"] == []
 
 
 def test_a_linear_named_like_an_embedding(tmp_path: Path) -> None:

@@ -552,6 +552,27 @@ def test_files_of_modelopt(aside: bool, algorithm: str, tmp_path: Path) -> None:
     assert torch.equal(back(x), dynamic) == back[0].weight_only
 
 
+def test_awq_of_modelopt_is_refused(tmp_path: Path) -> None:
+    """Without its factors of the inputs the products would be wrong."""
+    factors = {"0.pre_quant_scale": torch.ones(64), "0.weight": torch.zeros(1)}
+    save_file(factors, tmp_path / "model.safetensors")
+    described = {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": described}))
+    with pytest.raises(ValueError, match=r"got 0\.pre_quant_scale in .*: AWQ, whose inputs are"):
+        load_compressed_tensors(layers(), tmp_path)
+
+
+def test_scales_of_caches_are_not_read(tmp_path: Path) -> None:
+    model, x = layers(), randn(8, 64)
+    convert(model, "nvfp4")
+    save_compressed_tensors(model, tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file({**load_file(path), "attn.k_scale": torch.ones(1), "attn.v_scale": x}, path)
+    back = layers()
+    load_compressed_tensors(back, tmp_path)
+    assert torch.equal(back(x), model(x))
+
+
 def test_files_of_deepseek(tmp_path: Path) -> None:
     model, x = layers(), randn(8, 64)
     convert(model, "fp8_block")
