@@ -159,7 +159,8 @@ def sample(weight: Tensor, weights: int) -> Tensor:
         weights: the number of weights that share the gsa.
     """
     count = min(weight.shape[0], max(1, _SAMPLE // weights // weight.shape[1]))
-    first = torch.linspace(0, weight.shape[0] - 1, count, device=weight.device)
+    last = weight.shape[0] - 1
+    first = torch.linspace(0, last, count, dtype=torch.float32, device=weight.device)
     return weight[first.long()]
 
 
@@ -276,7 +277,7 @@ def _inverse_factor(moment: Tensor) -> Tensor:
     """Upper U of ``inv(moment + damping) = U.T @ U``: fp32, by a Cholesky from the last column."""
     k = moment.shape[0]
     diagonal = moment.diagonal()
-    dead = torch.where(diagonal == 0, 1.0, 0.0)  # nothing is known of these columns
+    dead = (diagonal == 0).to(moment.dtype)  # nothing is known of these columns
     for damping in _DAMPINGS:
         damped = moment + torch.diag(damping * diagonal.mean() + dead)
         factor, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
@@ -284,6 +285,6 @@ def _inverse_factor(moment: Tensor) -> Tensor:
             break
     else:
         raise ValueError("moment: expected x.T @ x of finite inputs, got NaN or infinity")
-    eye = torch.eye(k, device=moment.device)
+    eye = torch.eye(k, dtype=moment.dtype, device=moment.device)
     inverse: Tensor = torch.linalg.solve_triangular(factor.flip(0, 1), eye, upper=True)
     return inverse

@@ -12,7 +12,7 @@ from samples import randn
 from torch import Tensor
 
 from jitquant.nn import _rounding
-from jitquant.nn._rounding import output_noise, quantized_weights, shared_gsa
+from jitquant.nn._rounding import WeightRounding, output_noise, quantized_weights, shared_gsa
 
 from .helpers import sqnr
 
@@ -78,6 +78,24 @@ def test_each_rounding_is_better_than_the_one_before() -> None:
     exact = weight
     q = [quantized_weights([weight], r)[0].dequantize(torch.float32) for r in ("nearest", "mse")]
     assert sqnr(q[1], exact) > sqnr(q[0], exact) + 0.5
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "4over6", "mse", "gptq"])
+def test_rounding_is_the_same_under_another_default_dtype(
+    rounding: WeightRounding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jitquant.nn._rounding._SAMPLE", 64 * 300)
+    weight, x = randn(700, 64, dtype=torch.float32), inputs(90, 64)
+    moment = x.T @ x
+    want = quantized_weights([weight], rounding, [moment])[0]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        got = quantized_weights([weight], rounding, [moment])[0]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(got.gsa, want.gsa)
+    assert torch.equal(got.x_fp4.view(torch.uint8), want.x_fp4.view(torch.uint8))
+    assert torch.equal(got.x_sf_bytes, want.x_sf_bytes)
 
 
 def slow_gptq(weight: Tensor, moment: Tensor, gsa: float) -> Tensor:
