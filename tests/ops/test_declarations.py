@@ -270,6 +270,22 @@ def test_cuda_hands_the_arguments_on(op: Op, modules: list[tuple[str, list[str]]
         assert got_kwargs[name].data_ptr() == buffer.data_ptr()
 
 
+@by_kernel_op
+def test_cuda_makes_buffers_in_deterministic_mode(op: Op, modules: list[Any]) -> None:
+    args, kwargs = first_with_residual(op).make("cpu")
+    planned = op.plan(*args, **kwargs).results
+    torch.use_deterministic_algorithms(True)
+    try:
+        results = as_tuple(op._cuda(*args, **kwargs))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    kind, _, got = op.compiled().calls[-1]
+    assert kind == "out"
+    for name, result, expected in zip(op.results, results, planned, strict=True):
+        assert got[name] is result
+        assert (tuple(result.shape), result.dtype) == (tuple(expected.shape), expected.dtype)
+
+
 def test_cuda_checks_its_arguments(modules: list[tuple[str, list[str]]]) -> None:
     with pytest.raises(
         ValueError, match="granularity: expected one of 'tensor', 'row', got 'column'"
