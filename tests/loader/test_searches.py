@@ -13,14 +13,9 @@ from quick import in_quick
 
 from jitquant.loader import CompileError, Loader
 from jitquant.loader.request import plan as plan_module
-from jitquant.loader.request.includes import (
-    IncludePath,
-    Searched,
-    Unit,
-    searched_by,
-    visible_now,
-)
+from jitquant.loader.request.includes import Searched, visible_now
 from jitquant.loader.request.plan import Request
+from jitquant.loader.request.searches import IncludePath, Unit, searched_by
 from jitquant.loader.request.sources import Roots
 
 from .test_old_code import archive, factor, incbin, write

@@ -22,7 +22,7 @@ from ..diagnostics import compile_error, parse
 from ..errors import CompileError
 from ..machine.processes import Command, Finished, run_side_by_side
 from ..machine.torch_install import torch_install
-from ..request import includes
+from ..request import includes, searches
 from ..request.exports import unusable_export
 from ..request.key import digest_of
 from ..request.named import library_places, named_by, thin_members
@@ -61,7 +61,7 @@ class Built:
     """
 
     library: Path
-    units: tuple[includes.Unit, ...]
+    units: tuple[searches.Unit, ...]
     linked: tuple[str, ...]
     searched: tuple[includes.Searched, ...]
     twins: tuple[str, ...]
@@ -97,7 +97,7 @@ def build(
     env = compiler_environment()
     named = named_by([*plan.host.flags, *all_flags(plan.request, env)])
 
-    def path_of(unit: Unit) -> includes.IncludePath:
+    def path_of(unit: Unit) -> searches.IncludePath:
         argv = unit.direct.argv
         path = include_path(argv, unit.source, is_nvcc=unit.is_cuda, env=env, cwd=staging)
         if path is None:
@@ -109,7 +109,7 @@ def build(
             )
         return path._replace(tools=(*path.tools, *named.files))
 
-    def paths_of_own() -> list[includes.IncludePath]:
+    def paths_of_own() -> list[searches.IncludePath]:
         found = [path_of(unit) for unit in own]
         for tool in dict.fromkeys(tool for path in found for tool in path.tools):
             hasher.state(tool)  # half a second if none is known, while the compilers run
@@ -151,7 +151,7 @@ def build(
                 plan, [unit], staging, hasher, partial(run, tick=tick, after=after)
             )
             read = (unit.source, *read_by(unit, staging, plan.roots))
-            return Compiled(includes.Unit(unit.source, read, path.result()), done[-1])
+            return Compiled(searches.Unit(unit.source, read, path.result()), done[-1])
 
         keys = ("host_compiler", "launcher", "environment", "torch", "machine")
         inputs = [plan.inputs.get(key) for key in keys]
@@ -178,7 +178,7 @@ def build(
         partial(run, tick=on_tick, after=begun),
         lambda: [tool for path in paths.result() for tool in path.tools],
     )
-    read: list[includes.Unit] = []
+    read: list[searches.Unit] = []
     if all(item.returncode == 0 for item in finished):
         for compiled in (waiting.result() for waiting in with_others):
             read.append(compiled.unit)
@@ -199,7 +199,7 @@ def build(
     for unit in own:
         _refuse_hidden_exports(plan, unit.source, staging / unit.output)
     read += [
-        includes.Unit(unit.source, read_by(unit, staging, plan.roots), path)
+        searches.Unit(unit.source, read_by(unit, staging, plan.roots), path)
         for unit, path in zip(own, paths.result(), strict=True)
     ]
     prepare.result()
@@ -208,7 +208,7 @@ def build(
 
     def search() -> tuple[list[includes.Searched], list[str]]:
         forked.wait()  # a fork is safer without threads that work
-        return includes.searched_by(read, plan.roots)
+        return searches.searched_by(read, plan.roots)
 
     def on_linking() -> None:
         forked.set()

@@ -9,8 +9,9 @@ import socket
 import time
 from dataclasses import asdict, dataclass
 
-from ..request.includes import Unit, visible_now
+from ..request.includes import visible_now
 from ..request.plan import Plan, python_abi
+from ..request.searches import Unit
 from ..request.sources import ABSOLUTE, FileHasher, Roots
 from ..store.cache import Entry
 from .build import Built

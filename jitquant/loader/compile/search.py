@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..machine.processes import ask
-from ..request.includes import TOOLS, IncludePath
+from ..request.searches import TOOLS, IncludePath
 
 _LISTED = re.compile(
     r'^#include "\.\.\." search starts here:\n(.*?)^#include <\.\.\.> search starts here:\n(.*?)'

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..machine.processes import Finished
 from ..machine.trust import read_trusted, write_trusted
-from ..request import includes
+from ..request import includes, searches
 from ..request.key import SCHEMA
 from ..request.sources import FileHasher, Roots
 from .ticks import changed_after, wait_for_next_tick
@@ -22,7 +22,7 @@ from .ticks import changed_after, wait_for_next_tick
 class Compiled(NamedTuple):
     """What the compiler of an object read; ``finished`` is its command if it ran just now."""
 
-    unit: includes.Unit
+    unit: searches.Unit
     finished: Finished | None
 
 
@@ -59,10 +59,10 @@ class SharedObjects:
             return compiled
 
     def _keep(
-        self, kept: Path, output: Path, roots: Roots, unit: includes.Unit, moment: int
+        self, kept: Path, output: Path, roots: Roots, unit: searches.Unit, moment: int
     ) -> None:
         """Keep the object, unless a file was changed while it was compiled."""
-        searched, twins = includes.searched_by([unit], roots)
+        searched, twins = searches.searched_by([unit], roots)
         read = (*unit.read, *unit.path.tools, *twins)
         states = {path: self._hasher.state(path) for path in read}
         visible = includes.visible_now(searched, roots)
@@ -80,7 +80,7 @@ class SharedObjects:
             return
         write_trusted(kept, json.dumps(described).encode() + b"\n" + content)
 
-    def _read(self, kept: Path, output: Path) -> includes.Unit | None:
+    def _read(self, kept: Path, output: Path) -> searches.Unit | None:
         """Write the object to ``output`` if it is there, whole, trusted and up to date."""
         try:
             text, _, content = read_trusted(kept).partition(b"\n")
@@ -100,7 +100,7 @@ class SharedObjects:
                 return None
             source, read, path = described["unit"]
             places = (tuple(part) for part in path)
-            unit = includes.Unit(source, tuple(read), includes.IncludePath(*places))
+            unit = searches.Unit(source, tuple(read), searches.IncludePath(*places))
         except (OSError, ValueError, TypeError, KeyError):
             return None
         output.write_bytes(content)

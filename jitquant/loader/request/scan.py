@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from .includes import INCLUDES_MACRO, Text, parse, plain
+from .directives import INCLUDES_MACRO, Text, parse, plain
 
 # Compiled where they are used: a module that is built already needs none of them.
 _INCLUDE = rb"(?m)^[ \t]*#[ \t]*include[ \t]*([\"<])([^\">\n]+)[\">]"

@@ -1,0 +1,93 @@
+"""What the text of a file includes and asks for, before a compiler reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import NamedTuple
+
+# Between two words may be comments. To find what is in a comment itself too does no harm. What
+# begins with a literal is found several times as fast.
+_GAP = rb"(?:[ \t\f\v]|/\*.*?\*/)*"
+_NAME = rb"(?:\"([^\"\n]+)\"|<([^>\n]+)>)"
+_SPLICE = re.compile(rb"\\[ \t\f\v]*\r?\n")
+
+
+def _pattern(*parts: bytes) -> re.Pattern[bytes]:
+    return re.compile(_GAP.join(parts), re.DOTALL)
+
+
+_INCLUDED = _pattern(rb"#", rb"(include_next|include|import|embed)\b", _NAME + rb"?")
+#: A line that includes what a macro names, of which a compiler alone can tell whether it is read.
+INCLUDES_MACRO = _pattern(rb"\n", rb"#", rb"include\b", rb"[A-Za-z_]")
+_ASKED = _pattern(rb"__has_(?:include|embed)(_next)?", rb"\(", _NAME)
+_ASKED_BY_MACRO = _pattern(rb"__has_(?:include|embed)(?:_next)?", rb"\(", rb"(\w+)")
+#: The definition of a macro with parameters, whose names are no macros.
+_FUNCTION = _pattern(rb"#", rb"define\b", rb"\w+\([^\n]*")
+#: Where a macro may stand for __has_include, with the name of a header or of a macro.
+_CONDITION = _pattern(rb"#", rb"(?:el)?if\b([^\n]*\([^\n]*)")
+_ARGUMENT = _pattern(rb"\(", rb"()" + _NAME, rb"\)")
+_ARGUMENT_MACRO = _pattern(rb"\(", rb"(\w+)", rb"\)")
+_MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)", _NAME)
+WORD = re.compile(rb"[\w.+-]+")
+#: Other ways to write what directives consist of.
+_SPELLINGS = ((b"%:", b"#"), (b"??=", b"#"), (b"??/", b"\\"), (b"\0", b" "))
+
+
+class Include(NamedTuple):
+    """A name that a file includes or asks for; "" if a macro has it."""
+
+    name: str
+    quoted: bool
+    asked: bool
+    following: bool
+
+
+class Text(NamedTuple):
+    """What a file includes, which macros it asks for, and macros that are names of headers.
+
+    ``asks`` are all words that may be such macros, ``asks_itself`` those that are.
+    """
+
+    includes: list[Include]
+    asks: set[bytes]
+    asks_itself: set[bytes]
+    macros: list[tuple[bytes, Include]]
+
+
+def content(file: str) -> bytes:
+    with contextlib.suppress(OSError), open(file, "rb") as stream:
+        return stream.read()
+    return b""
+
+
+def plain(text: bytes) -> bytes:
+    """``text`` in the usual spelling, and without the ends of lines that go on."""
+    for spelling, usual in _SPELLINGS:
+        if spelling in text:
+            text = text.replace(spelling, usual)
+    return _SPLICE.sub(b"", text)
+
+
+def parse(text: bytes) -> Text:
+    """What ``text`` includes and asks for."""
+    text = plain(text)
+
+    def include(quoted: bytes, bracketed: bytes, *, asked: bool, following: bool) -> Include:
+        return Include(os.fsdecode(quoted or bracketed), not bracketed, asked, following)
+
+    includes = [
+        include(*names, asked=False, following=how == b"include_next")
+        for how, *names in _INCLUDED.findall(text)
+    ]
+    asked, asks = _ASKED.findall(text), set(_ASKED_BY_MACRO.findall(text))
+    asks_itself = set(_ASKED_BY_MACRO.findall(_FUNCTION.sub(b"", text))) if asks else set()
+    for condition in _CONDITION.findall(text):
+        asked += _ARGUMENT.findall(condition)
+        asks.update(_ARGUMENT_MACRO.findall(condition))
+    includes += [include(*names, asked=True, following=bool(after)) for after, *names in asked]
+    macros = [
+        (name, include(*names, asked=True, following=True)) for name, *names in _MACRO.findall(text)
+    ]
+    return Text(includes, asks, asks_itself, macros)
