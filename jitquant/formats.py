@@ -236,6 +236,13 @@ def as_bytes(t: Tensor) -> Tensor:
     return t.view(torch.uint8) if t.dtype.itemsize == 1 else t
 
 
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
+    """An uninitialized tensor. PyTorch's deterministic mode fills it, but not as FP4 codes."""
+    if dtype == FP4_DTYPE:
+        return torch.empty(shape, dtype=torch.uint8, device=device).view(dtype)
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
 def ceil_div(a: int, b: int) -> int:
     """``a / b`` rounded up."""
     return (a + b - 1) // b

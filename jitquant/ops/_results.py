@@ -66,8 +66,7 @@ def _dispatched(
         return op.dispatched(tensors)
     # Of new results too, only the rows that are counted are written.
     seen = dict(zip(op.names, tensors, strict=True))
-    plan = op.plan(**seen)
-    made = tuple(torch.empty(r.shape, dtype=r.dtype, device=plan.device) for r in plan.results)
+    made = op.plan(**seen).empty()
     if op.direct(seen, made) is NotImplemented:
         op.dispatched(tensors, made)
     return made

@@ -42,6 +42,7 @@ from jitquant.formats import (
     NVFP4_BLOCK,
     SCALE_DTYPE,
     as_bytes,
+    empty,
     fp4_shapes,
     one_of,
 )
@@ -80,6 +81,10 @@ class Plan(NamedTuple):
 
     device: torch.device
     results: tuple[Result, ...]
+
+    def empty(self) -> tuple[Tensor, ...]:
+        """Uninitialized results."""
+        return tuple(empty(r.shape, r.dtype, self.device) for r in self.results)
 
 
 class Number(NamedTuple):
@@ -261,11 +266,6 @@ def _ways(op: Op, part: Callable[..., Part | None] | None, others: Collection[st
 
 def _is_e8m0(value: object) -> bool:
     return isinstance(value, Tensor) and value.dtype == E8M0_DTYPE
-
-
-def _empty(result: Result, plan: Plan) -> Tensor:
-    dtype = torch.uint8 if result.dtype == FP4_DTYPE else result.dtype
-    return torch.empty(result.shape, dtype=dtype, device=plan.device).view(result.dtype)
 
 
 def _no_direct(*_: Any) -> Any:
@@ -654,17 +654,13 @@ class Op:
             if not torch.are_deterministic_algorithms_enabled():
                 return self._run("default", arguments, *args, **kwargs)
             # PyTorch fills new memory then, and cannot with float4_e2m1fn_x2.
-            made = {
-                name: _empty(r, plan) for name, r in zip(self.results, plan.results, strict=True)
-            }
-            self._run("out", arguments, *args, **kwargs, **made)
-            return self._returned(tuple(made.values()))
+            made = plan.empty()
+            buffers = dict(zip(self.results, made, strict=True))
+            self._run("out", arguments, *args, **kwargs, **buffers)
+            return self._returned(made)
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
-        plan = self.plan(*args, **kwargs)
-        return self._returned(
-            tuple(torch.empty(r.shape, dtype=r.dtype, device=plan.device) for r in plan.results)
-        )
+        return self._returned(self.plan(*args, **kwargs).empty())
 
     def _buffers(self, kwargs: dict[str, Any]) -> list[Tensor]:
         return [kwargs.pop(name) for name in self.results]

@@ -24,11 +24,6 @@ def slice_bounds(index: slice, size: int) -> tuple[int, int]:
     return start, max(start, stop)
 
 
-def empty_codes(shape: tuple[int, ...], device: torch.device | str | None) -> Tensor:
-    """Uninitialized FP4 codes; PyTorch's deterministic mode fills bytes, but no codes."""
-    return torch.empty(shape, dtype=torch.uint8, device=device).view(FP4_DTYPE)
-
-
 def _read(name: str, text: str) -> Any:
     """What `Parts.metadata` has written."""
     from ast import literal_eval
@@ -61,6 +56,9 @@ class Parts:
     def _described(self) -> dict[str, Any]:
         names = (field.name for field in fields(self) if field.name not in self._TENSORS)  # type: ignore[arg-type]
         return {name: getattr(self, name) for name in names}
+
+    def _saved(self) -> dict[str, Any]:
+        return {name: _plain(value) for name, value in self._described().items()}
 
     def _with(self: _Self, parts: dict[str, Tensor]) -> _Self:
         return type(self)(**parts, **self._described())
@@ -120,7 +118,7 @@ class Parts:
 
     def metadata(self) -> dict[str, str]:
         """The description as text, for the metadata of a safetensors file."""
-        return {name: repr(_plain(value)) for name, value in self._described().items()}
+        return {name: repr(value) for name, value in self._saved().items()}
 
     @classmethod
     def from_tensors(
@@ -145,7 +143,7 @@ class Parts:
 
     def __getstate__(self) -> dict[str, Any]:
         parts = {n: (as_bytes(t), t.dtype) for n, t in self._present().items()}
-        return {**{name: _plain(value) for name, value in self._described().items()}, **parts}
+        return {**self._saved(), **parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name in self._TENSORS:

@@ -21,10 +21,11 @@ from jitquant.formats import (
     SCALE_LAYOUTS,
     SWIZZLE_ROWS,
     ceil_to,
+    empty,
     fp4_shapes,
     one_of,
 )
-from jitquant.tensors._parts import Parts, empty_codes, register, slice_bounds
+from jitquant.tensors._parts import Parts, register, slice_bounds
 
 _BIAS, _E8M0_NAN = 127, 255
 _TOP_POWER = 8
@@ -120,7 +121,7 @@ class NVFP4Tensor(Parts):
         fp4_shape, sf_shape = fp4_shapes(shape, scale_layout, dim)
         count = rows if granularity == "row" else 1
         return cls(
-            empty_codes(fp4_shape, device),
+            empty(fp4_shape, FP4_DTYPE, device),
             torch.empty(sf_shape, dtype=SCALE_DTYPE, device=device),
             torch.empty(count, dtype=torch.float32, device=device),
             torch.empty(rows, dtype=torch.float32, device=device) if inv_rms else None,

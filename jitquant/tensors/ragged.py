@@ -23,9 +23,10 @@ from jitquant.formats import (
     RECIPES,
     SCALE_DTYPE,
     ceil_div,
+    empty,
     one_of,
 )
-from jitquant.tensors._parts import Parts, empty_codes, register
+from jitquant.tensors._parts import Parts, register
 
 
 @dataclass(eq=False, repr=False)
@@ -117,9 +118,7 @@ class QuantizedRaggedTensor(Parts):
         packed, elements, scales = _parts_of(format, shape)
         floats = None if format == "mxfp8" else (count,)
         return cls(
-            empty_codes(elements, device)
-            if packed
-            else torch.empty(elements, dtype=dtype, device=device),
+            empty(elements, FP4_DTYPE if packed else dtype, device),
             offsets,
             None if floats is None else torch.empty(floats, dtype=torch.float32, device=device),
             None if floats is None else torch.empty(floats, dtype=torch.float32, device=device),
