@@ -365,9 +365,7 @@ def quantize_fp8(
     if scale is not None and process_group is None:
         given, number, granularity = _scale(scale, x, "x", granularity)
     form = (_INT8_FORMS if dtype == torch.int8 else _FORMS)[granularity]
-    if hasattr(amax, "stride"):  # a tensor, taken for the amax itself
-        raise _checks.wrong_scalar(amax, "amax", "bool")
-    with_amax = scale is None or amax
+    with_amax = _with_amax(scale, amax)
     is_plain = not is_rotated and process_group is None
     done = QUANTIZE.scaled.into(
         is_plain and fitting(out, form, dtype, with_amax),
@@ -439,9 +437,7 @@ def swiglu_quantize_fp8(
     if scale is not None and process_group is None:
         given, number, granularity = _scale(scale, fused, "fused", granularity)
     form = (_INT8_FORMS if dtype == torch.int8 else _FORMS)[granularity]
-    if hasattr(amax, "stride"):  # a tensor, taken for the amax itself
-        raise _checks.wrong_scalar(amax, "amax", "bool")
-    with_amax = scale is None or amax
+    with_amax = _with_amax(scale, amax)
     done = SWIGLU.scaled.into(
         process_group is None and fitting(out, form, dtype, with_amax),
         fused=fused,
@@ -503,9 +499,7 @@ def rmsnorm_quantize_fp8(
     if scale is not None:
         given, number, granularity = _scale(scale, x, "x", granularity)
     form = (_INT8_FORMS if dtype == torch.int8 else _FORMS)[granularity]
-    if hasattr(amax, "stride"):  # a tensor, taken for the amax itself
-        raise _checks.wrong_scalar(amax, "amax", "bool")
-    with_amax = scale is None or amax
+    with_amax = _with_amax(scale, amax)
     done = RMSNORM.scaled.into(
         fitting(out, form, dtype, with_amax, True),
         x=x,
@@ -566,6 +560,13 @@ _FORMS, _INT8_FORMS = (
     }
     for kind in ("fp8", "int8")
 )
+
+
+def _with_amax(scale: object, amax: bool) -> bool:
+    """Whether the amax is a result."""
+    if hasattr(amax, "stride"):  # a tensor, taken for the amax itself
+        raise _checks.wrong_scalar(amax, "amax", "bool")
+    return scale is None or amax
 
 
 def _scale(
