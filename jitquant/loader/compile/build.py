@@ -63,7 +63,7 @@ class Built:
     library: Path
     units: tuple[searches.Unit, ...]
     linked: tuple[str, ...]
-    searched: tuple[includes.Searched, ...]
+    searched: list[includes.Searched]
     twins: tuple[str, ...]
     trial: Trial
     steps: tuple[tuple[str, float], ...]
@@ -249,7 +249,7 @@ def build(
         library,
         tuple(read),
         linked,
-        (*searched, *by_linker),
+        [*searched, *by_linker],
         tuple(twins),
         trial,
         tuple(steps),

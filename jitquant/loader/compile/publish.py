@@ -35,7 +35,6 @@ def describe(
         FileNotFoundError: a header disappeared while it was being compiled.
     """
     headers: dict[str, str] = {}
-    searched = list(built.searched)
     paths = [path for unit in built.units for path in (*unit.read, *unit.path.tools)]
     read = dict.fromkeys((*paths, *built.twins, *built.linked))
     callers = {path for unit in built.units for path in _named_by_path(unit, plan.roots)}
@@ -50,7 +49,7 @@ def describe(
     uses_python = bool(built.trial.init_symbols) or any(
         name.startswith("=python/") for name in headers
     )
-    visible = visible_now(searched, plan.roots)
+    visible = visible_now(built.searched, plan.roots)
     with open(built.library, "rb") as stream:
         library = stream.read()
     entry = Entry(
@@ -59,7 +58,7 @@ def describe(
         level1=plan.level1,
         inputs=plan.inputs,
         headers=headers,
-        searched=searched,
+        searched=built.searched,
         visible=visible.names,
         python_abi=python_abi() if uses_python else None,
         library_sha256=hashlib.sha256(library).hexdigest(),

@@ -57,6 +57,7 @@ class Text(NamedTuple):
 
 
 def content(file: str) -> bytes:
+    """What is in a file; nothing if it cannot be read."""
     with contextlib.suppress(OSError), open(file, "rb") as stream:
         return stream.read()
     return b""

@@ -67,14 +67,16 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], li
             asked = [include for name, include in macros if name in text.asks]
             for include in (*text.includes, *asked):
                 search.note(os.path.dirname(file), include)
-            if text.asks_itself - known:
-                search.note_unknown(os.path.dirname(file))
-                own = [content(path) for path in files if is_own(roots.name(path))]
-                own += map(os.fsencode, unit.path.flags)
-                words = {os.fsdecode(word) for found in map(WORD.findall, own) for word in found}
-                for place in (os.path.dirname(file), *unit.path.quoted, *unit.path.bracketed):
-                    if is_own(roots.place(place)):
-                        search.note_folders(place, words)
+        computing = [os.path.dirname(f) for f, text in every_text if text.asks_itself - known]
+        for directory in computing:
+            search.note_unknown(directory)
+        if computing:
+            own = [content(path) for path in files if is_own(roots.name(path))]
+            own += map(os.fsencode, unit.path.flags)
+            words = {os.fsdecode(word) for some in map(WORD.findall, own) for word in some}
+            for place in dict.fromkeys((*computing, *unit.path.quoted, *unit.path.bracketed)):
+                if is_own(roots.place(place)):
+                    search.note_folders(place, words)
         search.note_unnamed()
         every = list(
             dict.fromkeys((*unit.path.quoted, *unit.path.bracketed, *unit.path.duplicates))
