@@ -228,22 +228,19 @@ def into(out, /, {parameters}):
                 if not _op._lacks(_kept.part, error):
                     raise
     return {arguments}
-
-def buffers_of(out):
-    return ({parts},)
 """
 
 
-def _ways(op: Op, part: Callable[..., Part | None] | None, others: Collection[str]) -> Any:
-    """`Op.into` and `Op.buffers_of`.
+def _into(op: Op, part: Callable[..., Part | None] | None, others: Collection[str]) -> Any:
+    """`Op.into`.
 
-    They are compiled: to pass arguments by keyword to a function that has them as parameters takes
+    It is compiled: to pass arguments by keyword to a function that has them as parameters takes
     about half the time of a mapping, or of ``*arguments``.
     """
     attributes = [f"out.{part}" for part in op.parts]
     if len(op.parts) == 1:
         attributes = ["out"]
-    elif any(part.endswith("_t") for part in op.parts):  # a tuple of two
+    elif op.pair:
         attributes = [f"out[{p.endswith('_t'):d}].{p.removesuffix('_t')}" for p in op.parts]
     others = [name for name in others if name not in op.names]
     needs = [] if part is None else _parameters(part, op.names)
@@ -255,13 +252,12 @@ def _ways(op: Op, part: Callable[..., Part | None] | None, others: Collection[st
         first=op.names[0],
         new=f"_kept.direct(True, {', '.join(op.names)})",
         written=f"_kept.direct(True, {', '.join([*op.names, *attributes])})",
-        parts=", ".join(attributes),
         arguments=f"{{{', '.join(f'{name!r}: {name}' for name in (*op.names, *others))}}}",
     )
     found: dict[str, Any] = {"_op": op, "_part": part, "PARTS": PARTS, "Tensor": Tensor}
     found["is_dynamo_compiling"] = is_dynamo_compiling
     exec(compile(text, __file__, "exec"), found)
-    return found["into"], found["buffers_of"]
+    return found["into"]
 
 
 def _is_e8m0(value: object) -> bool:
@@ -280,7 +276,7 @@ class Op:
         arguments: its arguments as schema text; those with an alias annotation are written to.
         names: its arguments' names.
         parts: the attributes of a container that the results become.
-        buffers_of: these of a container, or of a tuple of two, as a tuple; of a tensor itself.
+        pair: whether these are the attributes of two containers, ``_t`` for the second's.
         into: as `direct`, in less time: ``into(out, x=x, ...)``. ``out`` is None, or what
             `buffers_of` takes, or False if nothing is to be done. Where nothing was done the result
             is a dict of the arguments.
@@ -359,7 +355,8 @@ class Op:
             tuple if len(self.results) > 1 else itemgetter(0)
         )
         self._labels = [f"out.{r}" for r in results] if len(self.results) > 1 else ["out"]
-        if any(name.endswith("_t") for name in results):  # a tuple of two
+        self.pair = any(part.endswith("_t") for part in self.parts)
+        if self.pair:
             parts = [(name.endswith("_t"), name.removesuffix("_t")) for name in results]
             self._labels = [f"out[{second:d}].{name}" for second, name in parts]
         functional, out = schemas(name, self.arguments, results)
@@ -371,20 +368,17 @@ class Op:
         arguments_ = self.default._schema.arguments
         self.names = [a.name for a in arguments_]
         self._values = itemgetter(*self.names)
-        self.into, self.buffers_of = _ways(self, part, others)
+        self.into = _into(self, part, others)
         self.inv_rms = "inv_rms" in self.results
         self._positional = sum(not a.kwarg_only for a in arguments_)
         self._defaults = {
             a.name: a.default_value if a.has_default_value() else None for a in arguments_
         }
         # What says whether a part is made has the part's name in the public functions.
+        kinds = ((a.name.removeprefix("with_"), str(a.real_type)) for a in arguments_)
         self._kinds = [
-            (
-                a.name.removeprefix("with_"),
-                str(a.real_type).removeprefix("Optional[").removesuffix("]"),
-                str(a.real_type).startswith("Optional"),
-            )
-            for a in arguments_
+            (name, kind.removeprefix("Optional[").removesuffix("]"), kind.startswith("Optional"))
+            for name, kind in kinds
         ]
         self._plan = by_name(plan, self.names)
         self._compute = by_name(reference, self.names)
@@ -507,6 +501,12 @@ class Op:
         if self._lacking:
             part = self._with_kernels(part)
         return kept if part is kept.part else self._others.get(part)
+
+    def buffers_of(self, out: Any) -> tuple[Any, ...]:
+        """The parts of a container, or of a tuple of two; of a tensor itself."""
+        if self.pair:
+            return tuple(getattr(out[p.endswith("_t")], p.removesuffix("_t")) for p in self.parts)
+        return tuple(getattr(out, p) for p in self.parts) if len(self.parts) > 1 else (out,)
 
     def direct(
         self, arguments: Arguments, buffers: Sequence[Any] = (), *, in_dispatcher: bool = False
