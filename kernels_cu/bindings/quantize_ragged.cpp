@@ -17,7 +17,7 @@ void quantize_ragged_fp8(Call& call, const declared::QuantizeRaggedFp8& args, Re
   const RaggedScales scales = ragged_scales(args.scale, scale_inv, amax);
   const RaggedElements out = ragged_elements(data);
   const Launching at(call, args.x);
-  const Workspace partials(quantize_ragged_fp8_partials(), args.x);
+  const Workspace partials(quantize_ragged_fp8_partials(x), args.x);
   check_launch(launch_quantize_ragged_fp8(x, activation, scales, partials.floats(), out, at.stream),
       "quantize_ragged_fp8");
 }

@@ -19,7 +19,7 @@ void quantize_ragged_grad_fp8(Call& call, const declared::QuantizeRaggedGradFp8&
       dbias);
   const RaggedElements out = ragged_elements(data);
   const Launching at(call, args.grad);
-  const Workspace partials(quantize_ragged_grad_fp8_partials(), args.grad);
+  const Workspace partials(quantize_ragged_grad_fp8_partials(x, gradient), args.grad);
   const Workspace sums(quantize_ragged_grad_fp8_sums(x, gradient), args.grad);
   check_launch(launch_quantize_ragged_grad_fp8(x, scales, partials.floats(), gradient,
       sums.floats(), out, at.stream), "quantize_ragged_grad_fp8");

@@ -17,7 +17,7 @@ void quantize_ragged_nvfp4(Call& call, const declared::QuantizeRaggedNvfp4& args
   const Memory amax = amax_result.memory("amax", planned[3], args.x);
   const RaggedScales scales = ragged_gsas(args.scale, gsa, amax);
   const Launching at(call, args.x);
-  const Workspace partials(quantize_ragged_nvfp4_partials(), args.x);
+  const Workspace partials(quantize_ragged_nvfp4_partials(x), args.x);
   check_launch(launch_quantize_ragged_nvfp4(x, scales, partials.floats(), recipe,
       static_cast<uint8_t*>(x_fp4.data), static_cast<uint8_t*>(x_sf.data), at.stream),
       "quantize_ragged_nvfp4");

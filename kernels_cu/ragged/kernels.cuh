@@ -3,6 +3,7 @@
 //   ragged_walk_kernel   launch 1 of computed scales: the amaxes. Also the only launch if
 //                        scales are given: amaxes and elements
 //   ragged_tile_kernel   launch 2: the elements
+//   ragged_alone_kernel  the only launch of a small buffer, by one thread block: everything
 // Launch 1 divides the buffer into one range per thread block. No launch has to zero the amaxes: a
 // segment belongs to the thread block whose range has its first element, which sets its amax to 0
 // before its warps update it. Segments from earlier ranges have at most one piece in each range.
@@ -542,7 +543,111 @@ __global__ void __launch_bounds__(Source::kTileThreads,
               ranges);
 }
 
+// One launch of one thread block for buffers up to this size, which spares the host a launch and a
+// workspace.
+constexpr int kAloneThreads = 512, kAloneSegments = 512, kAloneValues = 32768;
+
+// The whole buffer by such a thread block: `see(i, values)` gets each sixteen values before the
+// barrier. Returns the segments as they are in shared memory, in elements.
+template <class Source, class Op, class See>
+__device__ __forceinline__ Segments ragged_alone(const Source& source, const Op& op,
+                                                 Segments segments, const RaggedScales& scales,
+                                                 See&& see) {
+  using Value = typename Source::Value;
+  constexpr int kStride = 16 * kAloneThreads;
+  __shared__ int64_t offsets[kAloneSegments + 1], sizes[kAloneSegments];
+  __shared__ uint32_t amaxes[kAloneSegments];
+  const int lane = threadIdx.x & 31, origin = 16 * static_cast<int>(threadIdx.x);
+  const int numel = static_cast<int>(segments.numel), count = static_cast<int>(segments.count);
+  const auto whole = [&](int mine) { return source.vector && mine + 16 <= numel; };
+  typename Source::Fetched ahead = {};
+  const auto fetch = [&](int mine) {
+    if (whole(mine)) ahead = source.fetch(mine);
+  };
+  if (whole(origin)) source.prefetch(origin);
+  wait_for_previous();
+  let_next_begin();
+  fetch(origin);
+  for (int i = threadIdx.x; i <= count; i += kAloneThreads) {
+    offsets[i] = segments.offset(i);
+    if (i < count) sizes[i] = segments.size(i), amaxes[i] = 0u;
+  }
+  segments.offsets = offsets, segments.sizes = sizes;
+  segments.row = 1, segments.rows = numel;
+  __syncthreads();
+
+  const auto encode = [&](int i, typename Op::Encoding& encoding) {
+    return scales.given != nullptr ? op.of_scale(scales.given[i], encoding)
+                                   : op.of_amax(bits_float(amaxes[i]), encoding);
+  };
+  const auto walk = [&](auto casts) {
+    constexpr bool kCasts = decltype(casts)::value;
+#pragma unroll 1
+    for (int mine = origin; mine - 16 * lane < numel; mine += kStride) {
+      const int step = mine - 16 * lane;
+      const Value v = whole(mine) ? source.value(ahead) : source.load(mine);
+      fetch(mine + kStride);
+      SegmentCursor cursor = {0};
+      cursor.find(segments, step);
+      const bool covered = cursor.covers(step, kStep);
+      typename Op::Codes codes = {};
+      const auto take = [&](int i) {
+        const Part part = part_of<Op>(segments.bounds(i), mine);
+        if (!covered && part.empty()) return;
+        const Value own = masked(v, part);
+        if constexpr (kCasts) {
+          typename Op::Encoding encoding = {};
+          encode(i, encoding);
+          op.merge(codes, op.codes(own, encoding), part);
+        } else {
+          Amax<typename Value::Element, Op::kKeepsNan> amax;
+          amax.add(own);
+          uint32_t bits = float_bits(amax.result());
+          if (covered) bits = __reduce_max_sync(0xffffffffu, bits);
+          if (!covered || lane == 0) atomicMax(amaxes + i, bits);
+        }
+      };
+      const int first = max(cursor.index, 0), behind = covered ? first + 1 : count;
+      if constexpr (!Op::kWholeBlocks) {
+        visit_own_segments(segments, first, behind, mine, take);
+      } else if (first < behind) {
+        take(own_segment_at(segments, first, behind, mine));
+      }
+      if constexpr (kCasts) {
+        op.store(mine, numel - mine, codes);
+      } else {
+        see(mine, v);
+      }
+    }
+    fetch(origin);
+  };
+  walk(std::false_type());
+  __syncthreads();
+  for (int i = threadIdx.x; i < count; i += kAloneThreads) {
+    typename Op::Encoding ignored;
+    scales.amax[i] = bits_float(amaxes[i]);
+    scales.inverse[i] = encode(i, ignored);
+  }
+  walk(std::true_type());
+  return segments;
+}
+
+template <class Source, class Op>
+__global__ void __launch_bounds__(kAloneThreads)
+    ragged_alone_kernel(Source source, Op op, Segments segments, RaggedScales scales) {
+  ragged_alone(source, op, segments, scales, [](int, const typename Source::Value&) {});
+}
+
 #ifndef __CUDACC_RTC__
+inline bool fits_alone(const RaggedInput& x) {
+  return x.numel <= kAloneValues && x.count <= kAloneSegments;
+}
+
+// Floats of workspace for amaxes.
+inline int64_t partials_of(const RaggedInput& x) {
+  return fits_alone(x) ? 0 : kMaxPartials;
+}
+
 // How the buffer is divided into the ranges of a launch's thread blocks.
 template <class Source, Walk kWalk>
 SegmentRanges ranges_of(int64_t numel, float* partials) {
@@ -572,6 +677,10 @@ cudaError_t launch_walk(const Source& source, const Op& op, const RaggedInput& x
 template <class Source, class Op>
 cudaError_t launch_ragged(const Source& source, const Op& op, const RaggedInput& x,
                           const RaggedScales& scales, cudaStream_t stream) {
+  if (fits_alone(x)) {
+    return launch<&ragged_alone_kernel<Source, Op>>({1, kAloneThreads, Start::kOverlapped}, stream,
+                                                    source, op, segments_of(x), scales);
+  }
   if (scales.given != nullptr) {
     const SegmentRanges ranges = ranges_of<Source, Walk::kGiven>(x.numel, scales.partials);
     return launch_walk<Walk::kGiven>(source, op, x, scales, ranges, stream);

@@ -33,8 +33,8 @@ constexpr bool kActivates = JITQUANT_ACTIVATION == 1, kKeeps = !kActivates;
 constexpr bool kActivates = true, kKeeps = true;
 #endif
 
-int64_t quantize_ragged_fp8_partials() {
-  return kMaxPartials;
+int64_t quantize_ragged_fp8_partials(const RaggedInput& x) {
+  return partials_of(x);
 }
 
 cudaError_t launch_quantize_ragged_fp8(const RaggedInput& x, Activation activation,

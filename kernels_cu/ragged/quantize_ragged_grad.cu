@@ -6,6 +6,8 @@
 // nothing has to be zeroed: the sum of a segment that begins in the range goes to dbias, the sum of
 // one that continues from an earlier range goes to a row of a workspace. In the end those rows are
 // added, always in the same order.
+//
+// Small buffers take one launch of one thread block (ragged_grad_alone_kernel).
 #include "fp8.cuh"
 
 namespace jitquant {
@@ -322,16 +324,55 @@ __global__ void __launch_bounds__(kThreads, 3)
   finish_sums(blockIdx.x / parts, blockIdx.x % parts, segments, ranges, rows);
 }
 
+// With sums, a thread block alone keeps all values, and a thread adds a column of a segment.
+constexpr int kAloneGrads = 8192, kAloneRows = 128, kAloneSums = 65536;
+
+template <class T>
+__global__ void __launch_bounds__(kAloneThreads)
+    ragged_grad_alone_kernel(GradSource<T> source, RaggedFp8 op, Segments segments,
+                             RaggedScales scales, int cols, float* dbias) {
+  __shared__ Block<float> values[kAloneGrads / 16];
+  const auto see = [&](int i, const Block<float>& v) {
+    if (dbias != nullptr) values[i >> 4] = v;
+  };
+  const Segments here = ragged_alone(source, op, segments, scales, see);
+  if (dbias == nullptr) return;
+  int threads = 32;  // per segment
+  while (threads < cols && threads < kAloneThreads) threads *= 2;
+  for (int i = threadIdx.x / threads; i < here.count; i += kAloneThreads / threads) {
+    const SegmentBounds at = here.bounds(i);
+    for (int c = threadIdx.x % threads; c < cols; c += threads) {
+      float sum = 0.0f;
+      for (int k = static_cast<int>(at.start) + c; k < at.stop; k += cols) {
+        sum = add_rn(sum, value_of(values[k >> 4], k & 15));
+      }
+      dbias[i * cols + c] = sum;
+    }
+  }
+}
+
+#ifndef __CUDACC_RTC__
 namespace {
 
 // Without sums, the row length does not matter: any value works.
 constexpr int64_t kAnyCols = kThreads / 32 * kStep;
+
+bool fits_alone(const RaggedInput& x, const RaggedGradient& gradient) {
+  if (!fits_alone(x) || gradient.dbias == nullptr) return fits_alone(x);
+  const int64_t cols = gradient.cols;
+  return x.numel <= kAloneGrads && x.numel <= kAloneRows * cols && x.count * cols <= kAloneSums;
+}
 
 template <class T>
 cudaError_t launch_gradient(const RaggedInput& x, const RaggedScales& scales,
                             const RaggedGradient& gradient, const RaggedElements& out,
                             const RowCut& cut, cudaStream_t stream) {
   const GradSource<T> source(x, gradient);
+  if (fits_alone(x, gradient)) {
+    return launch<&ragged_grad_alone_kernel<T>>({1, kAloneThreads, Start::kOverlapped}, stream,
+                                                source, RaggedFp8{out}, segments_of(x), scales,
+                                                static_cast<int>(gradient.cols), gradient.dbias);
+  }
   const int64_t cols = gradient.dbias != nullptr ? gradient.cols : kAnyCols;
   GradRows rows = {
       cols,
@@ -370,11 +411,6 @@ cudaError_t launch_gradient(const RaggedInput& x, const RaggedScales& scales,
       scales, ranges, rows, static_cast<uint32_t>(finishing), order);
 }
 
-}  // namespace
-
-#ifndef __CUDACC_RTC__
-namespace {
-
 RowCut cut_of(const RaggedInput& x, const RaggedGradient& gradient) {
   const bool with_dbias = gradient.dbias != nullptr;
   const int64_t numel = x.numel;
@@ -394,11 +430,12 @@ RowCut cut_of(const RaggedInput& x, const RaggedGradient& gradient) {
 
 }  // namespace
 
-int64_t quantize_ragged_grad_fp8_partials() {
-  return kMaxPartials;
+int64_t quantize_ragged_grad_fp8_partials(const RaggedInput& x, const RaggedGradient& gradient) {
+  return fits_alone(x, gradient) ? 0 : kMaxPartials;
 }
 
 int64_t quantize_ragged_grad_fp8_sums(const RaggedInput& x, const RaggedGradient& gradient) {
+  if (fits_alone(x, gradient)) return 0;
   return gradient.dbias != nullptr ? cut_of(x, gradient).ranges * gradient.cols : 0;
 }
 

@@ -39,8 +39,8 @@ struct RaggedNvfp4 {
 };
 
 #ifndef __CUDACC_RTC__
-int64_t quantize_ragged_nvfp4_partials() {
-  return kMaxPartials;
+int64_t quantize_ragged_nvfp4_partials(const RaggedInput& x) {
+  return partials_of(x);
 }
 
 cudaError_t launch_quantize_ragged_nvfp4(const RaggedInput& x, const RaggedScales& scales,

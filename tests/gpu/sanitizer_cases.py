@@ -134,7 +134,7 @@ def ragged_tensors() -> None:
             "quantize_ragged_mxfp8",
         )
     )
-    # Within a range of launch 1, and over several.
+    # By one thread block, and over several ranges of launch 1.
     for cols, ends in (
         (1, (3, 3, 40, 1500, 2001)),
         (33, (0, 1, 1, 4, 60)),

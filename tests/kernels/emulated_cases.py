@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from samples import DTYPES, GRANULARITIES, Sample, randn
+from samples import DTYPES, GRANULARITIES, SAMPLES, Sample, randn
 from samples_experts import more_experts
 from samples_recipes import tables
 from torch import Tensor
@@ -345,6 +345,67 @@ def _ragged() -> Iterator[Sample]:
         yield _case("dequantize_ragged_fp8", what, args, sizes=of, dtype=dtype)
 
 
+def _around_one_block() -> Iterator[Sample]:
+    """Buffers of the most values, segments, rows and sums that one thread block takes, and more."""
+    fp8 = itertools.cycle(FP8_DTYPES)
+    for dtype, (numel, count), given in itertools.product(
+        DTYPES, ((32768, 512), (32769, 9), (700, 513), (32768, 1), (5, 3), (0, 2)), (False, True)
+    ):
+        # Many of a few elements, empty ones at the beginning and before the last, a tail.
+        ends = torch.linspace(-0.2, 0.97, count + 1).clamp(min=0) ** 2 * numel
+        offsets, sizes = ends.long(), (ends.diff() * 0.9).long()
+        offsets[-2] = offsets[-1]
+        memory = randn(numel + 1, dtype=torch.float32) * torch.logspace(-3, 3, numel + 1)
+        memory[numel // 2], memory[numel // 3] = math.nan, -math.inf
+        scale = torch.linspace(3.0, 200.0, count) if given else None
+        # Aligned or not.
+        for where, of in ((0, None), (1, sizes)):
+            x, f, what = memory.to(dtype)[where:][:numel], next(fp8), (dtype, numel, count, given)
+            yield _case("quantize_ragged_fp8", what, (x, offsets, scale), sizes=of, dtype=f)
+            acted = (x.nan_to_num(0.5, 1.0, 1.0), offsets, scale)
+            how: dict[str, Any] = {"activation": "srelu"}
+            yield _case("quantize_ragged_fp8", what, acted, sizes=of, dtype=f, **how)
+            aligned = offsets // 16 * 16
+            lengths = None if of is None else torch.minimum(of, aligned.diff())
+            yield _case("quantize_ragged_nvfp4", what, (x, aligned, scale), sizes=lengths)
+            how = {"act_input": x.flip(0), "activation": "relu", "with_dbias": False}
+            if numel > 0:
+                args = (x, offsets, scale)
+                yield _case("quantize_ragged_grad_fp8", what, args, sizes=of, dtype=f, **how)
+    shapes = ((128, 64), (129, 16), (1, 8192), (1, 8208), (2, 4001), (128, 33), (60, 1), (0, 7))
+    for dtype, (rows, cols), given in itertools.product(DTYPES, shapes, (False, True)):
+        most = max(1, min(512, 65536 // cols))
+        for count in {4, most, most + 1}:
+            ends = (torch.linspace(-0.2, 0.97, count + 1).clamp(min=0) * rows).long()
+            ends[-1] = rows  # no tail, else a row more
+            scale = torch.linspace(3.0, 200.0, count) if given else None
+            # Sums of small integers, exact in every order.
+            x = (torch.arange(rows * cols).reshape(rows, cols) * 7 % 9 - 4).to(dtype)
+            what = (dtype, rows, cols, count, given)
+            args, f = (x, ends - (count % 2), scale), next(fp8)
+            yield _case("quantize_ragged_grad_fp8", what, args, dtype=f)
+            if count == 4:
+                how = {"act_input": -x, "activation": "srelu", "sizes": ends.diff() // 2}
+                yield _case("quantize_ragged_grad_fp8", what, args, dtype=f, **how)
+
+
+def _samples_in_more() -> Iterator[Sample]:
+    """The small samples, followed by so many rows that one thread block does not take them."""
+    for op in ("quantize_ragged_fp8", "quantize_ragged_nvfp4", "quantize_ragged_grad_fp8"):
+        for sample in SAMPLES[op]:
+            (x, *others), how = sample.make("cpu")
+            longer = [
+                t if t is None else torch.cat((t, t.new_ones(_rows_past_a_block(t), *t.shape[1:])))
+                for t in (x, how.get("act_input"))
+            ]
+            how |= {"act_input": longer[1]} if "act_input" in how else {}
+            yield _case(op, (sample.label,), (longer[0], *others), exact=sample.exact, **how)
+
+
+def _rows_past_a_block(x: Tensor) -> int:
+    return -(-33000 // max(1, math.prod(x.shape[1:])))
+
+
 def _buffer(made: random.Random) -> tuple[Tensor, Tensor, int]:
     """Offsets, sizes and the buffer's elements: segments of nothing, of few, within a step, over
     ranges; with gaps, and something before and behind them."""
@@ -354,7 +415,7 @@ def _buffer(made: random.Random) -> tuple[Tensor, Tensor, int]:
     most = max(1, sum(sizes) // 60_000)
     sizes = [0 if made.random() < 0.15 else size // most for size in sizes]
     gaps = [made.choice((3, 16, 1000)) if made.random() < 0.1 else 0 for _ in sizes]
-    gaps[made.randrange(count)] += made.choice((0, 0, 0, 20_000))
+    gaps[made.randrange(count)] += made.choice((0, 0, 20_000, 40_000))
     ends = itertools.accumulate(map(sum, zip(sizes, gaps, strict=True)))
     first = made.choice((0, 5, 700))
     offsets = torch.tensor([first, *(first + end for end in ends)])
@@ -649,6 +710,8 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "bounded elements": _bounded,
     "many segments": _many_segments,
     "ragged": _ragged,
+    "around one block": _around_one_block,
+    "samples in more": _samples_in_more,
     "any segments": functools.partial(_any_segments, 11, 50),
     "odd widths": _odd_widths,
     "anywhere": _anywhere,

@@ -334,6 +334,32 @@ def test_one_gsa_of_one_normed_row_takes_one_launch(
 
 
 @pytest.mark.parametrize(
+    ("function", "shape", "segments", "launches"),
+    [
+        ("quantize_ragged_fp8", (32768,), 512, 1),
+        ("quantize_ragged_fp8", (32769,), 1, 2),
+        ("quantize_ragged_nvfp4", (4, 8192), 4, 1),
+        ("quantize_ragged_nvfp4", (64,), 513, 2),
+        ("quantize_ragged_grad_fp8", (1, 7168), 9, 1),
+        ("quantize_ragged_grad_fp8", (1, 7168), 10, 2),
+        ("quantize_ragged_grad_fp8", (128, 64), 3, 1),
+        ("quantize_ragged_grad_fp8", (129, 32), 3, 2),
+        ("quantize_ragged_grad_fp8", (1, 8208), 3, 2),
+    ],
+)
+def test_a_small_buffer_takes_one_launch(
+    machine: Machine, function: str, shape: tuple[int, ...], segments: int, launches: int
+) -> None:
+    x, offsets = randn(*shape), torch.linspace(0, shape[0], segments + 1).long() // 16 * 16
+    keywords = {} if "nvfp4" in function else {"dtype": torch.float8_e5m2}
+    exact = "grad" not in function
+    sample = Sample(function, "", lambda _: ((x, offsets), keywords), exact)
+    before = machine.launches
+    _check(machine, sample, [(HOPPER, False)])
+    assert machine.launches == before + launches
+
+
+@pytest.mark.parametrize(
     ("shape", "how", "launches"),
     [
         ((1, 7168), {}, 1),

@@ -8,7 +8,7 @@
 
 namespace jitquant {
 
-int64_t quantize_ragged_fp8_partials();
+int64_t quantize_ragged_fp8_partials(const RaggedInput& x);
 cudaError_t launch_quantize_ragged_fp8(const RaggedInput& x, Activation activation, const RaggedScales& scales, float* partials, const RaggedElements& out, cudaStream_t stream);
 
 }  // namespace jitquant

@@ -8,7 +8,7 @@
 
 namespace jitquant {
 
-int64_t quantize_ragged_grad_fp8_partials();
+int64_t quantize_ragged_grad_fp8_partials(const RaggedInput& x, const RaggedGradient& gradient);
 int64_t quantize_ragged_grad_fp8_sums(const RaggedInput& x, const RaggedGradient& gradient);
 cudaError_t launch_quantize_ragged_grad_fp8(const RaggedInput& x, const RaggedScales& scales, float* partials, const RaggedGradient& gradient, float* sums, const RaggedElements& out, cudaStream_t stream);
 

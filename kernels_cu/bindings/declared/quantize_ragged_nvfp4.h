@@ -8,7 +8,7 @@
 
 namespace jitquant {
 
-int64_t quantize_ragged_nvfp4_partials();
+int64_t quantize_ragged_nvfp4_partials(const RaggedInput& x);
 cudaError_t launch_quantize_ragged_nvfp4(const RaggedInput& x, const RaggedScales& scales, float* partials, Nvfp4Recipe recipe, uint8_t* x_fp4, uint8_t* x_sf, cudaStream_t stream);
 
 }  // namespace jitquant
