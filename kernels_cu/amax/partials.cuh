@@ -112,12 +112,13 @@ __global__ void __launch_bounds__(2 * kThreads, amax_blocks_per_sm<Source>())
 
 #ifndef __CUDACC_RTC__
 // How a tensor of rows x cols values gets its own gsa. Depends on its size and the device alone:
-//   one launch    compute capability 9.0 and later, up to 8 x 512 blocks of 16 values: a cluster of
+//   one launch    compute capability 9.0 and later, up to 8 x 896 blocks of 16 values: a cluster of
 //                 thread blocks, one block of values per thread
 //   two launches  anything else, with a workspace of `partials` floats
-// On an H200 the cluster takes 1.5 to 2.3 us, two launches take 2.5. A cluster of 16 thread blocks
-// would save 0.2 us for twice as many values, but may not fit. A cooperative launch that keeps up
-// to 29 MB on the chip was slower than two overlapped launches at every size (docs/experiments.md).
+// On an H200 the cluster takes 1.5 to 2.5 us for NVFP4, two launches take 2.6; with 1024 threads
+// 18 rows of 7168 take 2.7. A cluster of 16 thread blocks may not fit. A cooperative launch that
+// keeps up to 29 MB on the chip was slower than two overlapped launches at every size
+// (docs/experiments.md).
 struct AmaxPlan {
   int cluster;   // thread blocks of the single launch; 0: two launches
   int partials;  // floats of workspace for two launches
@@ -134,8 +135,8 @@ inline AmaxPlan amax_plan(int64_t rows, int64_t cols) {
   const int64_t blocks = rows * blocks_of(cols);
   const DeviceTraits device = device_traits();
   if (device.major >= 9 && blocks <= kClusterBlocks * kClusterThreads) {
-    int cluster = 1;
-    while (cluster * kClusterThreads < blocks) cluster *= 2;
+    int cluster = 1;  // as many as give each 512 threads
+    while (cluster < kClusterBlocks && cluster * 512 < blocks) cluster *= 2;
     return {cluster, 0};
   }
   return {0, amax_grid(rows, cols)};

@@ -15,7 +15,7 @@ from jitquant.testing import assert_capturable, assert_no_sync, bytes_of, count_
 from .helpers import module, randn, same
 
 N = 768
-# Of up to 4096 blocks of 16 values, where a GPU has clusters of blocks.
+# Of up to 7168 blocks of 16 values, where a GPU has clusters of blocks.
 ONE = 1 if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) else 2
 
 
@@ -27,20 +27,20 @@ def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Ten
     weight, dequant = module("quantize_weight_nvfp4"), module("dequant_nvfp4")
 
     def x() -> list[Tensor]:
-        return [randn(130, N)]
+        return [randn(150, N)]
 
     def with_weight() -> list[Tensor]:
-        return [randn(130, N), torch.rand(N, device="cuda").bfloat16()]
+        return [randn(150, N), torch.rand(N, device="cuda").bfloat16()]
 
     def with_residual() -> list[Tensor]:
-        return [*with_weight(), randn(130, N)]
+        return [*with_weight(), randn(150, N)]
 
     def streams() -> list[Tensor]:
-        return [randn(130, 4, N), torch.rand(130, 4, device="cuda"), with_weight()[1]]
+        return [randn(150, 4, N), torch.rand(150, 4, device="cuda"), with_weight()[1]]
 
     gsa = torch.tensor([0.002], device="cuda")
-    rows = torch.full((130,), 0.002, device="cuda")
-    packed = fused.amax_quantize_nvfp4(randn(130, N))
+    rows = torch.full((150,), 0.002, device="cuda")
+    packed = fused.amax_quantize_nvfp4(randn(150, N))
     return {
         "amax": (module("amax_gsa").compute_amax_gsa, x, 1),
         "tensor": (fused.amax_quantize_nvfp4, x, 2),
@@ -84,13 +84,13 @@ def test_launches_are_exact() -> None:
 
 @pytest.mark.parametrize("scale_layout", ["linear", "swizzled_128x4"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_one_launch_up_to_4096_blocks(dtype: torch.dtype, scale_layout: str) -> None:
+def test_one_launch_up_to_7168_blocks(dtype: torch.dtype, scale_layout: str) -> None:
     quantize = module("fused_amax_quantize").amax_quantize_nvfp4
     for shape, launches in [
-        *(((1, 16 * blocks), ONE) for blocks in (1, 31, 448, 512, 513, 2049, 4095, 4096)),
-        *(((rows, 7168), ONE) for rows in (2, 3, 8, 9)),
+        *(((1, 16 * blocks), ONE) for blocks in (1, 31, 448, 512, 513, 2049, 4097, 7167, 7168)),
+        *(((rows, 7168), ONE) for rows in (2, 3, 9, 16)),
         *(((rows, 40), ONE) for rows in (1, 33, 700)),
-        *(((1, 16 * 4096 + 1), 2), ((10, 7168), 2), ((700, 100), 2)),
+        *(((1, 16 * 7168 + 1), 2), ((17, 7168), 2), ((1100, 100), 2)),
     ]:
         x = randn(*shape, dtype=dtype)
         same(

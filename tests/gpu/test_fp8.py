@@ -17,7 +17,7 @@ from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 from .helpers import SHAPES, adversarial, module, randn, room_for, same, views
 
 E4M3, E5M2 = FP8_DTYPES
-# Of up to 4096 blocks of 16 values, where a GPU has clusters of blocks.
+# Of up to 7168 blocks of 16 values, where a GPU has clusters of blocks.
 ONE = 1 if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) else 2
 
 
@@ -89,12 +89,12 @@ def test_strides(dtype: torch.dtype) -> None:
 
 def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Tensor]], int]]:
     """Per call: the function, its arguments, its launches."""
-    one, rows = _scales(1), _scales(130)
+    one, rows = _scales(1), _scales(150)
     back = module("dequantize").dequantize
-    data, scale_inv, _ = _quantize(randn(130, 768))
+    data, scale_inv, _ = _quantize(randn(150, 768))
 
     def x() -> list[Tensor]:
-        return [randn(130, 768)]
+        return [randn(150, 768)]
 
     return {
         "tensor": (_quantize, x, 2),
@@ -107,8 +107,8 @@ def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Ten
         "given rows": (lambda t: _quantize(t, rows, granularity="row"), x, 1),
         "given rows, no amax": (
             lambda t: _quantize(t, rows, granularity="row", with_amax=False), x, 1),
-        "odd": (_quantize, lambda: [randn(130, 777)], 2),
-        "odd, given": (lambda t: _quantize(t, one), lambda: [randn(130, 777)], 2),
+        "odd": (_quantize, lambda: [randn(150, 777)], 2),
+        "odd, given": (lambda t: _quantize(t, one), lambda: [randn(150, 777)], 2),
         "dequantize": (lambda t: back(data, scale_inv, 0, 0), x, 1),
     }  # fmt: skip
 
@@ -120,11 +120,11 @@ def test_launches_are_exact_captured_and_never_waited_for() -> None:
         assert_capturable(fn, *arguments(), replays=3)
 
 
-def test_one_launch_up_to_4096_blocks() -> None:
+def test_one_launch_up_to_7168_blocks() -> None:
     for shape, launches in [
-        *(((1, 16 * blocks), ONE) for blocks in (1, 31, 512, 513, 2049, 4096)),
-        *(((rows, 7168), ONE) for rows in (2, 3, 8, 9)),
-        *(((1, 16 * 4096 + 1), 2), ((10, 7168), 2), ((700, 100), 2)),
+        *(((1, 16 * blocks), ONE) for blocks in (1, 31, 512, 513, 4097, 7168)),
+        *(((rows, 7168), ONE) for rows in (2, 3, 9, 16)),
+        *(((1, 16 * 7168 + 1), 2), ((17, 7168), 2), ((1100, 100), 2)),
     ]:
         x = randn(*shape)
         same(_quantize(x), reference.quantize_fp8(x, dtype=E4M3), what=str(shape))

@@ -293,10 +293,10 @@ def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Ten
     weight = torch.rand(768, device="cuda").bfloat16()
 
     def x() -> list[Tensor]:
-        return [randn(130, 768)]
+        return [randn(150, 768)]
 
     def with_residual() -> list[Tensor]:
-        return [randn(130, 768), randn(130, 768)]
+        return [randn(150, 768), randn(150, 768)]
 
     fp8 = {"dtype": E4M3}
     static = {"dtype": E4M3, "granularity": "tensor"}

@@ -98,11 +98,11 @@ def test_opcheck(name: str) -> None:
 
 def _steps() -> dict[str, tuple[Callable[..., Any], list[Tensor], int]]:
     """Per public function: a call, its arguments, its launches."""
-    x, w = randn(130, 768).cuda(), randn(768).abs().cuda()
-    residual, X = randn(130, 768, seed=2).cuda(), randn(130, 4, 768).cuda()
-    a = torch.rand(130, 4, device="cuda")
+    x, w = randn(150, 768).cuda(), randn(768).abs().cuda()
+    residual, X = randn(150, 768, seed=2).cuda(), randn(150, 4, 768).cuda()
+    a = torch.rand(150, 4, device="cuda")
     gsa = torch.tensor([0.002], device="cuda")
-    buffers = QuantizedActivation.empty((130, 768), device="cuda")
+    buffers = QuantizedActivation.empty((150, 768), device="cuda")
     q = jitquant.quantize_nvfp4(x)
     one = 1 if torch.cuda.get_device_capability() >= (9, 0) else 2  # it has few values
     return {
@@ -127,8 +127,8 @@ def _steps() -> dict[str, tuple[Callable[..., Any], list[Tensor], int]]:
 
 def _steps_of_8_bits() -> dict[str, tuple[Callable[..., Any], list[Tensor], int]]:
     """As `_steps`; a call is made twice, into buffers as well."""
-    x, w, residual = randn(130, 768).cuda(), randn(768).abs().cuda(), randn(130, 768, seed=2).cuda()
-    inputs = [x, w, randn(130, 1536).cuda(), torch.tensor([3.0], device="cuda")]
+    x, w, residual = randn(150, 768).cuda(), randn(768).abs().cuda(), randn(150, 768, seed=2).cuda()
+    inputs = [x, w, randn(150, 1536).cuda(), torch.tensor([3.0], device="cuda")]
     q = jitquant.quantize_mxfp8(x, scale_layout="swizzled_128x4")
     values = torch.empty_like(x)
     steps: dict[str, tuple[Callable[..., Any], list[Tensor], int]] = {

@@ -68,7 +68,7 @@ def _case(
 
 def _amaxes() -> Iterator[Sample]:
     # The largest value in one place after the other, so that each maximum of a part decides once.
-    shape, step = (140, 512), 256 * 16
+    shape, step = (230, 512), 256 * 16
     for place, dtype in itertools.product(range(0, math.prod(shape), step), DTYPES):
         x = _finite(shape, dtype)
         x.view(-1)[place + place // step % 16] = -50.0
@@ -91,7 +91,7 @@ def _amaxes() -> Iterator[Sample]:
 
 def _nvfp4() -> Iterator[Sample]:
     # Rows of one warp and of many, held and reread; a tail; more rows than a tile of scales.
-    shapes = ((70, 384), (140, 256), (3, 8208), (2, 17408), (600, 100), (600, 32))
+    shapes = ((70, 384), (140, 256), (3, 8208), (2, 17408), (1100, 100), (600, 32))
     ways = itertools.cycle(itertools.product(SCALE_LAYOUTS, (False, True), RECIPES))
     for dtype, shape, repeat in itertools.product(DTYPES, shapes, range(2)):
         layout, strided, recipe = next(ways)
@@ -118,7 +118,7 @@ def _nvfp4() -> Iterator[Sample]:
         for block in ("1x16", "16x16"):
             how = {"block": block, "scale_layout": layout}
             yield _case("quantize_weight_nvfp4", (*what, block), (w,), **how)
-        for op, (rows, cols) in itertools.product(("select", "swiglu"), ((140, 512), (70, 384))):
+        for op, (rows, cols) in itertools.product(("select", "swiglu"), ((230, 512), (140, 512), (70, 384))):
             fused = _values((rows, 2 * cols), dtype)
             fused = fused if op == "select" else fused.nan_to_num(0.0, 0.0, 0.0)
             for granularity in ("tensor", "row"):

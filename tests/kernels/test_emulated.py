@@ -363,8 +363,8 @@ def test_a_small_buffer_takes_one_launch(
     ("shape", "how", "launches"),
     [
         ((1, 7168), {}, 1),
-        ((9, 7161), {"scale_layout": "swizzled_128x4", "recipe": "vllm"}, 1),
-        ((147, 448), {}, 2),
+        ((16, 7161), {"scale_layout": "swizzled_128x4", "recipe": "vllm"}, 1),
+        ((257, 448), {}, 2),
         ((16, 48), {"block": "16x16"}, 2),
         ((16, 48), {"dim": 0}, 2),
     ],

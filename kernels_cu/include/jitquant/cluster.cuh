@@ -7,7 +7,7 @@
 
 namespace jitquant {
 
-constexpr int kClusterThreads = 512;  // per thread block, one block of 16 values each
+constexpr int kClusterThreads = 896;  // at most per thread block, one block of 16 values each
 constexpr int kClusterBlocks = 8;     // every device with clusters supports this size
 
 // For a grid of one cluster, or of one thread block; `blocks` counts blocks of values.
