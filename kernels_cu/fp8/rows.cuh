@@ -60,6 +60,8 @@ struct RowPasses {
                          std::conditional_t<kNorm, TeamRowReduce<Team>, TeamReduce<Team>>>;
   // Blocks that are loaded together.
   static constexpr int kAtOnce = sizeof(Fetched) <= 80 ? kBlocks : 1;
+  static constexpr bool kPairs = kHeld == 2 && kInPairs<Source>;
+  static_assert(!kPairs || (kAtOnce == 2 && !kNorm));
   // Whether a block past the end loads the last block instead and drops it: this takes fewer
   // instructions than zero-filling every block.
   static constexpr bool kClamps =
@@ -122,6 +124,12 @@ struct RowPasses {
     }
   }
 
+  // The index of this thread's k-th block in the row.
+  __device__ __forceinline__ int at(int k) const {
+    if constexpr (kPairs) return source.pair_block(team.thread(), k);
+    return team.thread() + k * team.threads();
+  }
+
   // Calls f(k, held) for the k-th block held, before it is multiplied by inv_rms. For a norm, the
   // squares before the weight go to sum() or sum_and_max() of the same row.
   template <class F>
@@ -165,8 +173,8 @@ struct RowPasses {
     }
   }
 
-  // Calls f(b, values) for the blocks b, b + blockDim.x, and so on. All threads of a warp call it
-  // together, even those without a block.
+  // Calls f(b, values) for the blocks b, those held or one after the other. All threads of a warp
+  // call it together, even those without a block.
   template <class F>
   __device__ __forceinline__ void second(const typename Source::Row& row, F&& f) {
     if constexpr (kHeld == 0) {
@@ -247,6 +255,11 @@ struct RowPasses {
           }
         }
       }
+      if constexpr (kPairs) {
+        const int64_t blocks[2] = {at(0), at(1)};
+        source.template values<2>(fetched, blocks, held);
+        return;
+      }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         const int b = at(begin + k);
@@ -280,8 +293,6 @@ struct RowPasses {
       return {};
     }
   }
-  // The index of this thread's k-th block in the row.
-  __device__ __forceinline__ int at(int k) const { return team.thread() + k * team.threads(); }
   template <class W>
   __device__ __forceinline__ Block<W> weights(int b) const {
     const W* const p = static_cast<const W*>(norm.weight.data) + b * 16;
@@ -462,7 +473,7 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
       }
 #pragma unroll
       for (int k = 0; k < passes.kBlocks; ++k) {
-        const int b = begin + k * passes.team.threads();
+        const int b = kHeld > 0 ? passes.at(k) : begin;
         const uint4 codes = cast_block(values[k], f, format);
         if (!passes.stores(b)) break;
         passes.store(to, b, codes, vector);

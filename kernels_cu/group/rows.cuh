@@ -91,14 +91,15 @@ __device__ __forceinline__ void zero_grid_padding(const GroupScales& s, const Gr
 // Minimum thread blocks of group_kernel per SM: limits the registers.
 template <class Source>
 constexpr int group_blocks_per_sm(int at_once) {
-  if (wants_registers<Source>(0)) return pieces_per_sm(3);
+  if (wants_registers<Source>(0) || (at_once == 2 && kInPairs<Source>)) return pieces_per_sm(3);
   return pieces_per_sm(at_once == 2 || sizeof(typename Source::Fetched) <= 32 ? 5 : 4);
 }
 
-// Each thread has kAtOnce blocks of values, kPieceThreads apart. One thread block per piece of
-// work: the hardware starts them in order, so that concurrent reads and writes are close together.
-// With few rows, fetching instructions takes most of the time, so there are few of them. kCounted:
-// invalid rows are written with zeros. kMxfp8: MXFP8; otherwise scales are not single bytes.
+// Each thread has kAtOnce blocks of values, kPieceThreads apart or where the source has a pair. One
+// thread block per piece of work: the hardware starts them in order, so that concurrent reads and
+// writes are close together. With few rows, fetching instructions takes most of the time, so there
+// are few of them. kCounted: invalid rows are written with zeros. kMxfp8: MXFP8; otherwise scales
+// are not single bytes.
 template <class Source, EightBit kFormat, int kAtOnce, bool kCounted, bool kMxfp8>
 __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAtOnce))
     group_kernel(Source source, uint8_t* data, GroupNumerics numerics, GroupScales scales,
@@ -108,10 +109,15 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
   if (kMxfp8) numerics.recipe = GroupRecipe::kDeepGemm, numerics.scale_format = ScaleFormat::kE8m0;
   const int lanes = 1 << pieces.log_lanes;
   const uint32_t first = blockIdx.x * (kPieceThreads * kAtOnce) + threadIdx.x;
-  uint32_t row[kAtOnce], block[kAtOnce];
+  constexpr bool kPairs = kAtOnce == 2 && kInPairs<Source>;
+  uint32_t index[kAtOnce], row[kAtOnce], block[kAtOnce];
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
-    const uint32_t i = min(first + k * kPieceThreads, pieces.count - 1);
+    index[k] = first + k * kPieceThreads;
+    if constexpr (kPairs) {
+      index[k] = source.pair_block(blockIdx.x * kPieceThreads + threadIdx.x, k);
+    }
+    const uint32_t i = min(index[k], pieces.count - 1);
     row[k] = pieces.width.quotient_of(i);
     block[k] = i - row[k] * pieces.width.divisor;
   }
@@ -134,16 +140,31 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
       there[k] = row[k] - batch * pieces.scales.batch_rows.divisor <
                  rows_there(counts, batch, scales.rows);
     }
-    if constexpr (kCounted && !kIsPlain<Source>) fetched[k] = {};
-    if (there[k]) fetched[k] = source.template fetch<true>(row_at(k), block_at(k));
+    if constexpr (kTogether<Source> || (kCounted && !kIsPlain<Source>)) fetched[k] = {};
+    if (there[k] && (!kTogether<Source> || block[k] < pieces.blocks))
+      fetched[k] = source.template fetch<true>(row_at(k), block_at(k));
   }
   typename Source::Value x[kAtOnce];
-#pragma unroll
-  for (int k = 0; k < kAtOnce; ++k) {
-    x[k] = source.template value<true>(fetched[k], nullptr, block[k]);
-  }
   float amax[kAtOnce];
-  group_amaxes(x, lanes, amax);
+  int group_lanes = lanes, groups = kAtOnce;  // of a thread
+  if constexpr (kPairs) {
+    const int64_t blocks[2] = {block[0], block[1]};
+    source.template values<2>(fetched, blocks, x);
+    amax[0] = block_amax(x[0]), amax[1] = block_amax(x[1]);
+    // The lanes up to a thread's second block have all of a smaller group.
+    if (lanes > static_cast<int>(index[1] - index[0])) {
+      amax[0] = amax_keep_nan(amax[0], amax[1]);
+      group_lanes = lanes / 2, groups = 1;
+    }
+    amax[0] = lanes_amax(amax[0], group_lanes);
+    amax[1] = groups == 1 ? amax[0] : lanes_amax(amax[1], group_lanes);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      x[k] = source.template value<true>(fetched[k], nullptr, block[k]);
+    }
+    group_amaxes(x, lanes, amax);
+  }
   GroupScale g[kAtOnce];
   group_scales(numerics, amax, g);
 #pragma unroll
@@ -152,12 +173,12 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
   }
   // The lanes of a group take turns storing the scales of its blocks.
 #pragma unroll 1
-  for (int turn = threadIdx.x & (lanes - 1); turn < kAtOnce; turn += lanes) {
+  for (int turn = threadIdx.x & (group_lanes - 1); turn < groups; turn += group_lanes) {
     constexpr int kLast = kAtOnce - 1;
     const bool is_first = turn == 0;
     const GroupScale scale = {is_first ? g[0].scale_inv : g[kLast].scale_inv, 0.0f,
                               is_first ? g[0].exponent : g[kLast].exponent};
-    if (first + turn * kPieceThreads < pieces.count) {
+    if ((is_first ? index[0] : index[kLast]) < pieces.count) {
       place_scale<kMxfp8 ? ScaleKind::kE8m0 : ScaleKind::kOther>(
           scales, pieces.scales, is_first ? row[0] : row[kLast],
           (is_first ? block[0] : block[kLast]) >> pieces.log_lanes, scale);
@@ -169,7 +190,7 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
     const float factor = by_division ? group_reciprocal(g[k].scale_inv) : g[k].factor;
     uint4 codes = encode_block<kFormat>(x[k], numerics, by_division, factor, g[k].scale_inv);
     if (!there[k]) codes = make_uint4(0, 0, 0, 0);
-    if (first + k * kPieceThreads < pieces.count && block[k] < pieces.blocks) {
+    if (index[k] < pieces.count && block[k] < pieces.blocks) {
       uint8_t* const to = data + static_cast<uint64_t>(row[k]) * pieces.data_step;
       reinterpret_cast<uint4*>(to)[block[k]] = codes;
     }
@@ -361,7 +382,8 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
                               static_cast<uint32_t>(source.row.s2),
                               static_cast<uint32_t>(data.s2),
                               ScalePlaces(s)};
-  constexpr int kMost = kIsPlain<Source> && sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
+  constexpr int kMost =
+      kInPairs<Source> || (kIsPlain<Source> && sizeof(typename Source::Fetched) <= 32) ? 2 : 1;
   const auto launch_blocks = [&](auto format, auto at_once, auto counted) {
     constexpr int kWork = kPieceThreads * at_once;
     LaunchShape shape = {(count + kWork - 1) / kWork, kPieceThreads, Start::kOverlapped};

@@ -5,8 +5,8 @@
 //   rotated_row_amax_kernel   the same for each row
 //   recipe_kernel             quantizes, given the amax of the values
 //   flat_recipe_kernel        the same of contiguous whole blocks
-// Each thread has a block of 16 neighbors. Blocks that share a rotation or a scale are in the same
-// warp.
+// Each thread has a block of 16 neighbors, or two. Blocks that share a rotation or a scale are in
+// the same warp.
 #pragma once
 
 #include "../amax/partials.cuh"
@@ -110,27 +110,61 @@ __global__ void __launch_bounds__(kThreads, (sizeof(T) == 2 ? 4 : 2) >> (kRotate
   AllPartials::put(maxima, reduce.max(mine.result()));
 }
 
+// Blocks per thread of contiguous tensors.
+template <class T, Rotate kRotate>
+constexpr int kFlatBlocks = kRotate == Rotate::kWide && sizeof(T) == 2 ? 2 : 1;
+
+// These blocks of a thread, and which of their signs are minus.
+template <int kBlocks>
+struct FlatBlocks {
+  LaneBlocks<kBlocks> lanes;
+  uint32_t minus[kBlocks];
+
+  __device__ __forceinline__ explicit FlatBlocks(const Rotation& r) : lanes(r) {
+    const uint32_t last = r.lanes > 0 ? r.lanes - 1 : 0;
+#pragma unroll
+    for (int k = 0; k < kBlocks; ++k) minus[k] = minus_signs(r, lanes.of(threadIdx.x, k) & last);
+  }
+  // Their values; kChecked: zeros past the last block.
+  template <bool kChecked, class T>
+  __device__ __forceinline__ void fetch(const FlatSource<T>& source, uint32_t thread,
+                                        Block<T> (&x)[kBlocks]) const {
+#pragma unroll
+    for (int k = 0; k < kBlocks; ++k) {
+      const uint32_t block = lanes.of(thread, k);
+      if (kChecked) x[k] = {};
+      if (!kChecked || block < static_cast<uint32_t>(source.blocks)) x[k] = source.fetch(block);
+    }
+  }
+};
+
 // The same for a contiguous tensor of fewer than 2^31 whole blocks.
 template <class T, Rotate kRotate>
-__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 4 : 2)
+__global__ void __launch_bounds__(kThreads, (sizeof(T) == 2 ? 5 : 3) - kFlatBlocks<T, kRotate>)
     flat_rotated_amax_kernel(FlatSource<T> source, Rotation rotation, float* maxima) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
+  constexpr int kBlocks = kFlatBlocks<T, kRotate>;
   wait_for_previous();
   let_next_begin();
-  const uint32_t minus = minus_signs(rotation, part_of(rotation));
-  const uint32_t count = static_cast<uint32_t>(source.blocks), step = gridDim.x * kThreads;
+  const FlatBlocks<kBlocks> blocks(rotation);
+  const uint32_t count = (static_cast<uint32_t>(source.blocks) + kBlocks - 1) / kBlocks;
+  const uint32_t step = gridDim.x * kThreads;
   uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   Amax<typename Rotated<kRotate, T>::Element> mine;
-  Block<T> next = {};
-  if (i < count) next = source.fetch(i);
+  Block<T> next[kBlocks];
+  blocks.template fetch<true>(source, i, next);
 #pragma unroll 1
   while (i - (threadIdx.x & 31) < count) {
-    const Block<T> x = next;
+    Block<T> x[kBlocks];
+#pragma unroll
+    for (int k = 0; k < kBlocks; ++k) x[k] = next[k];
     i += step;
-    next = {};
-    if (i < count) next = source.fetch(i);
-    mine.add(rotated<kRotate>(x, rotation, minus));
+    blocks.template fetch<true>(source, i, next);
+    Rotated<kRotate, T> y[kBlocks];
+    rotate<kRotate>(x, rotation, blocks.minus, y);
+#pragma unroll
+    for (int k = 0; k < kBlocks; ++k) mine.add(y[k]);
   }
   AllPartials::put(maxima, reduce.max(mine.result()));
 }
@@ -212,6 +246,17 @@ __device__ __forceinline__ RandomBytes given_bytes(const uint8_t* bytes, int64_t
   return r;
 }
 
+// The amaxes of blocks and their neighbors, which the lane has (`within`) or the lane next to it.
+template <int kBlocks>
+__device__ __forceinline__ void neighbors_amax(float (&b)[kBlocks], bool within) {
+  if (within) {
+    b[0] = b[kBlocks - 1] = amax_keep_nan(b[0], b[kBlocks - 1]);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < kBlocks; ++k) b[k] = amax_with_lane(b[k], 1);
+}
+
 // Quantizes a lane's block, whose amax is b.
 template <Scaling kScaling, bool kStochastic, class T, class Bytes, class Over>
 __device__ __forceinline__ Nvfp4Codes recipe_block(const Block<T>& y, float b,
@@ -237,9 +282,10 @@ __device__ __forceinline__ Nvfp4Codes recipe_block(const Block<T>& y, float b,
 
 // Minimum thread blocks per SM, which limits the registers. Without a limit the fp32 kernels take
 // 60 to 102 on sm_90a, so two blocks fit. With four, a selection after a rotation would spill.
-template <class T, Rotate kRotate, Scaling kScaling>
+template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
 constexpr int recipe_blocks_per_sm() {
   if (sizeof(T) == 4) return 1;
+  if (kFlatBlocks<T, kRotate> == 2) return kScaling == Scaling::kSelect || kStochastic ? 2 : 3;
   return kRotate != Rotate::kNone && kScaling == Scaling::kSelect ? 3 : 4;
 }
 
@@ -247,7 +293,8 @@ constexpr int recipe_blocks_per_sm() {
 // random bytes or none, and the rule kTe: if it were an argument, one thread block less would fit
 // on an SM with rotated rows.
 template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
-__global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kScaling>())
+__global__ void __launch_bounds__(kThreads,
+                                  recipe_blocks_per_sm<T, kRotate, kScaling, kStochastic>())
     flat_recipe_kernel(FlatSource<T> source, Divisor width, RecipeScale scale, Recipe recipe,
                        Nvfp4Output out) {
   __shared__ BlockReduce::Scratch scratch;
@@ -255,13 +302,14 @@ __global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kSc
   constexpr bool kMx = kScaling == Scaling::kMx;
   wait_for_previous();
   let_next_begin();
-  const uint32_t minus = minus_signs(recipe.rotation, part_of(recipe.rotation));
+  constexpr int kBlocks = kFlatBlocks<T, kRotate>;
+  const FlatBlocks<kBlocks> blocks(recipe.rotation);
   // From the end, which the launch before has left in the L2 cache.
   const int count = static_cast<int>(source.blocks), step = static_cast<int>(gridDim.x) * kThreads;
-  const int last = (count + kThreads - 1) / kThreads - 1;
+  const int last = (count + kBlocks * kThreads - 1) / (kBlocks * kThreads) - 1;
   int i = (last - static_cast<int>(blockIdx.x)) * kThreads + static_cast<int>(threadIdx.x);
-  Block<T> next = {};
-  if (i >= 0 && i < count) next = source.fetch(i);
+  Block<T> next[kBlocks];
+  if (i >= 0) blocks.template fetch<true>(source, i, next);
   Selection selection = {};
   if (!kMx) {
     const float value = scale.of_tensor(reduce);
@@ -271,24 +319,37 @@ __global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kSc
   if (kStochastic) draws = Draws(recipe.rounding.rng_state);
 #pragma unroll 1
   while (i >= 0) {
-    const Block<T> x = next;
-    const int here = i;
+    Block<T> x[kBlocks];
+#pragma unroll
+    for (int k = 0; k < kBlocks; ++k) x[k] = next[k];
+    const int mine = i;
     i -= step;
-    if (i >= 0) next = source.fetch(i);
-    const auto y = rotated<kRotate>(x, recipe.rotation, minus);
-    float b = block_amax(y);
-    if (kMx) b = amax_with_lane(b, 1);
-    const Nvfp4Codes codes = recipe_block<kScaling, kStochastic>(
-        y, b, selection, recipe,
-        [&] {
-          const uint32_t at = static_cast<uint32_t>(here), row = width.quotient_of(at);
-          return draws.of(row, at - row * width.divisor);
-        },
-        [](float e, bool) { return e; });
-    if (here >= count) continue;
-    reinterpret_cast<uint2*>(out.codes)[here] = make_uint2(codes.low, codes.high);
-    if (!kMx) out.scales[here] = codes.scale;
-    if (kMx && (here & 1) == 0) out.scales[here / 2] = codes.scale;
+    if (i >= 0) blocks.template fetch<false>(source, i, next);
+    Rotated<kRotate, T> y[kBlocks];
+    if constexpr (kRotate == Rotate::kNone) {
+      y[0] = x[0];
+    } else {
+      rotate<kRotate>(x, recipe.rotation, blocks.minus, y);
+    }
+    float b[kBlocks];
+#pragma unroll
+    for (int k = 0; k < kBlocks; ++k) b[k] = block_amax(y[k]);
+    if (kMx) neighbors_amax(b, kBlocks == 2 && blocks.lanes.step == 1);
+#pragma unroll
+    for (int k = 0; k < kBlocks; ++k) {
+      const uint32_t here = blocks.lanes.of(mine, k);
+      const Nvfp4Codes codes = recipe_block<kScaling, kStochastic>(
+          y[k], b[k], selection, recipe,
+          [&] {
+            const uint32_t row = width.quotient_of(here);
+            return draws.of(row, here - row * width.divisor);
+          },
+          [](float e, bool) { return e; });
+      if (here >= static_cast<uint32_t>(count)) continue;
+      reinterpret_cast<uint2*>(out.codes)[here] = make_uint2(codes.low, codes.high);
+      if (!kMx) out.scales[here] = codes.scale;
+      if (kMx && (here & 1) == 0) out.scales[here / 2] = codes.scale;
+    }
   }
 }
 
@@ -434,8 +495,9 @@ cudaError_t launch_recipe(const Matrix& x, const Rope& rope, const RecipeScale& 
       if constexpr (rotate != Rotate::kRope && !kRare) {
         if (flat) {
           constexpr auto kKernel = &flat_recipe_kernel<T, rotate, kScaling, kStochastic>;
-          const int64_t grid = persistent_grid((blocks + kThreads - 1) / kThreads,
-                                               blocks_per_sm<kKernel>(kThreads, 0));
+          constexpr int kWork = kThreads * kFlatBlocks<T, rotate>;
+          const int64_t grid =
+              persistent_grid((blocks + kWork - 1) / kWork, blocks_per_sm<kKernel>(kThreads, 0));
           return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream, flat_source<T>(x),
                                  Divisor(static_cast<uint32_t>(out.blocks)), scale, recipe, out);
         }

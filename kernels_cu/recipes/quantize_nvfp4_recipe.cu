@@ -22,17 +22,22 @@ cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, const
       if constexpr (rotate == Rotate::kNone) {
         return cudaErrorInvalidValue;
       } else {
-        const int64_t items = (x.rows * blocks_of(x.cols) + kThreads - 1) / kThreads;
-        const int64_t most = persistent_grid(items, 4);
-        const LaunchShape shape = {most < kMaxPartials ? most : kMaxPartials, kThreads,
-                                   Start::kOverlapped};
+        const auto shape = [&](int per_sm, int work) {
+          const int64_t blocks = x.rows * blocks_of(x.cols);
+          const int64_t most = persistent_grid((blocks + work - 1) / work, per_sm);
+          return LaunchShape{most < kMaxPartials ? most : kMaxPartials, kThreads,
+                             Start::kOverlapped};
+        };
         if constexpr (rotate != Rotate::kRope) {
           if (has_flat_blocks(x)) {
-            return launch<&flat_rotated_amax_kernel<T, rotate>>(shape, stream, flat_source<T>(x),
-                                                                rotation, maxima);
+            constexpr auto kKernel = &flat_rotated_amax_kernel<T, rotate>;
+            return launch<kKernel>(
+                shape(blocks_per_sm<kKernel>(kThreads, 0), kThreads * kFlatBlocks<T, rotate>),
+                stream, flat_source<T>(x), rotation, maxima);
           }
         }
-        return launch<&rotated_amax_kernel<T, rotate>>(shape, stream, source, rotation, maxima);
+        return launch<&rotated_amax_kernel<T, rotate>>(shape(4, kThreads), stream, source, rotation,
+                                                       maxima);
       }
     });
   });

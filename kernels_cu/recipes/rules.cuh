@@ -44,9 +44,30 @@ __device__ __forceinline__ uint32_t minus_signs(const Rotation& r, int part) {
   return minus;
 }
 
-// Transforms 16 * r.lanes values, 16 per lane: first within the lane, then between the lanes of
-// `mask`, which call it together. kExact: products with the factor are exact, so a sum of two is
-// rounded once if it is an fma.
+// The blocks of a lane: with kBlocks = 2 as many lanes as half of a transform has blocks take the
+// first half and then the second, so that the last step of the transform is within lanes.
+template <int kBlocks>
+struct LaneBlocks {
+  static_assert(kBlocks == 1 || kBlocks == 2);
+  uint32_t step;
+
+  __device__ __forceinline__ explicit LaneBlocks(const Rotation& r)
+      : step(r.lanes > 1 ? static_cast<uint32_t>(r.lanes) / 2 : 1) {}
+  // The k-th block of a thread.
+  __device__ __forceinline__ uint32_t of(uint32_t thread, int k) const {
+    return kBlocks == 1 ? thread : 2 * thread - (thread & (step - 1)) + k * step;
+  }
+};
+
+__device__ __forceinline__ void negate(float (&v)[16], uint32_t minus) {
+  if (minus == 0) return;  // most transforms have no signs
+#pragma unroll
+  for (int i = 0; i < 16; ++i) v[i] = bits_float(float_bits(v[i]) ^ (minus >> i << 31));
+}
+
+// Transforms 16 * r.lanes values, in blocks of 16: first within blocks, then between the lanes of
+// `mask`, which call it together, and the blocks of a lane. kExact: products with the factor are
+// exact, so a sum of two is rounded once if it is an fma.
 template <bool kExact = false>
 __device__ __forceinline__ void transform_within(float (&v)[16], const Rotation& r,
                                                  uint32_t minus) {
@@ -69,14 +90,28 @@ __device__ __forceinline__ void transform_within(float (&v)[16], const Rotation&
     }
   }
 }
-__device__ __forceinline__ void transform_lanes(float (&v)[16], const Rotation& r, uint32_t mask) {
+template <int kBlocks>
+__device__ __forceinline__ void transform_between(float (&v)[kBlocks][16], const Rotation& r,
+                                                  uint32_t mask) {
 #pragma unroll 1
-  for (int lanes = 1; lanes < r.lanes; lanes *= 2) {
+  for (int lanes = 1; kBlocks * lanes < r.lanes; lanes *= 2) {
     // A product with it is exact, so the fma is a sum or a difference.
     const float sign = (threadIdx.x & lanes) != 0 ? -1.0f : 1.0f;
 #pragma unroll
+    for (int k = 0; k < kBlocks; ++k) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        v[k][i] = fma_rn(v[k][i], sign, __shfl_xor_sync(mask, v[k][i], lanes));
+      }
+    }
+  }
+  if constexpr (kBlocks == 2) {
+    if (r.lanes < 2) return;
+#pragma unroll
     for (int i = 0; i < 16; ++i) {
-      v[i] = fma_rn(v[i], sign, __shfl_xor_sync(mask, v[i], lanes));
+      const float a = v[0][i], b = v[1][i];
+      v[0][i] = add_rn(a, b);
+      v[1][i] = add_rn(a, -b);
     }
   }
 }
@@ -86,19 +121,36 @@ template <Rotate kRotate, class T>
 using Rotated =
     Block<std::conditional_t<kRotate == Rotate::kWide || kRotate == Rotate::kRope, float, T>>;
 
+template <Rotate kRotate, int kBlocks, class T>
+__device__ __forceinline__ void rotate(const Block<T> (&x)[kBlocks], const Rotation& r,
+                                       const uint32_t (&minus)[kBlocks],
+                                       Rotated<kRotate, T> (&y)[kBlocks]) {
+  constexpr bool kWide = kRotate == Rotate::kWide;
+  float v[kBlocks][16];
+#pragma unroll
+  for (int k = 0; k < kBlocks; ++k) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) v[k][i] = value_of(x[k], i);
+    if (kWide) negate(v[k], minus[k]);
+    // Of 16-bit values a quarter is exact in fp32.
+    transform_within<!kWide && sizeof(T) == 2>(v[k], r, kWide ? 0u : minus[k]);
+  }
+  if constexpr (kWide) transform_between(v, r, 0xffffffffu);
+#pragma unroll
+  for (int k = 0; k < kBlocks; ++k) {
+    y[k] = block_of<typename Rotated<kRotate, T>::Element>(v[k]);
+  }
+}
+
 template <Rotate kRotate, class T>
 __device__ __forceinline__ Rotated<kRotate, T> rotated(const Block<T>& x, const Rotation& r,
                                                        uint32_t minus) {
   if constexpr (kRotate == Rotate::kNone || kRotate == Rotate::kRope) {
     return x;
   } else {
-    float v[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = value_of(x, i);
-    // Of 16-bit values a quarter is exact in fp32.
-    transform_within<kRotate == Rotate::kTe && sizeof(T) == 2>(v, r, minus);
-    if constexpr (kRotate == Rotate::kWide) transform_lanes(v, r, 0xffffffffu);
-    return block_of<typename Rotated<kRotate, T>::Element>(v);
+    Rotated<kRotate, T> y[1];
+    rotate<kRotate, 1>({x}, r, {minus}, y);
+    return y[0];
   }
 }
 

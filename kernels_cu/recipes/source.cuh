@@ -20,6 +20,7 @@ struct RotatedSource : std::conditional_t<kRope, MoreRegisters, Nothing> {
   static constexpr int kHeldShare = 1;
   static constexpr int kHeldFew = 1;
   static constexpr bool kReadsOnlyInputs = true;
+  static constexpr bool kPairs = !kRope && sizeof(T) == 2;
   using Value = Block<float>;
   struct Beside {
     Block<T> other;  // the other halves of pairs; not loaded if pairs are neighbors
@@ -92,38 +93,57 @@ struct RotatedSource : std::conditional_t<kRope, MoreRegisters, Nothing> {
     return fetch<kWhole>(p, block);
   }
 
-  // Zeros of any sign if a lane has no block, past the last column, whatever it fetched: all lanes
-  // of a group do, or none.
+  // The block of values that a thread's k-th block is, in values() of two.
+  __device__ __forceinline__ uint32_t pair_block(uint32_t thread, int k) const {
+    return LaneBlocks<2>(rotation).of(thread, k);
+  }
+  // Zeros of any sign if a lane has no block and has fetched zeros: all lanes of a group do, or
+  // none.
   template <bool kWhole, class R>
   __device__ __forceinline__ Value value(const Fetched& f, const R&, int64_t block) const {
-    Block<T> x = f.x;
+    Value y[1];
+    values<1>({f}, {block}, y);
+    return y[0];
+  }
+  template <int kBlocks>
+  __device__ __forceinline__ void values(const Fetched (&f)[kBlocks],
+                                         const int64_t (&block)[kBlocks],
+                                         Value (&y)[kBlocks]) const {
+    float v[kBlocks][16];
 #pragma unroll
-    for (uint32_t& word : x.words) word = 16 * block < cols ? word : 0u;
-    float v[16];
+    for (int k = 0; k < kBlocks; ++k) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = value_of(x, i);
-    if constexpr (kRope) {
-      if (f.there && 16 * block < rope.size) turn(v, f, block);
+      for (int i = 0; i < 16; ++i) v[k][i] = value_of(f[k].x, i);
+      if constexpr (kRope) {
+        if (f[k].there && 16 * block[k] < rope.size) turn(v[k], f[k], block[k]);
+      }
+      if (rotation.lanes > 0) {
+        const int place = static_cast<int>(block[k]) & (rotation.lanes - 1);
+        negate(v[k], f[k].there ? minus_signs(rotation, place) : 0u);
+        transform_within(v[k], rotation, 0u);
+      }
     }
     if (rotation.lanes > 0) {
-      const int group = static_cast<int>(threadIdx.x) & 31 & -rotation.lanes;
-      const int place = static_cast<int>(threadIdx.x) & (rotation.lanes - 1);
-      const uint32_t minus = f.there ? minus_signs(rotation, place) : 0u;
-      // Most transforms have no signs, so that factors need none.
-      if (minus != 0) {
-#pragma unroll
-        for (int i = 0; i < 16; ++i) v[i] = bits_float(float_bits(v[i]) ^ (minus >> i << 31));
-      }
-      transform_within(v, rotation, 0u);
-      // Only whole groups of a warp may be here.
-      transform_lanes(v, rotation, (0xffffffffu >> (32 - rotation.lanes)) << group);
-      if (rotation.rounded) {
-        const Block<T> y = block_of<T>(v);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) v[i] = value_of(y, i);
+      // Where some lanes have left, only whole groups are here. A mask that is no constant would be
+      // compared between all lanes in each step, which takes a tenth of the time.
+      if (__activemask() == 0xffffffffu) {
+        transform_between(v, rotation, 0xffffffffu);
+      } else {
+        const int lanes = rotation.lanes > kBlocks ? rotation.lanes / kBlocks : 1;
+        transform_between(v, rotation,
+                          (0xffffffffu >> (32 - lanes))
+                              << (static_cast<int>(threadIdx.x) & 31 & -lanes));
       }
     }
-    return block_of<float>(v);
+#pragma unroll
+    for (int k = 0; k < kBlocks; ++k) {
+      y[k] = block_of<float>(v[k]);
+      if (rotation.rounded && rotation.lanes > 0) {
+        const Block<T> rounded = block_of<T>(v[k]);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) set_value(y[k], i, value_of(rounded, i));
+      }
+    }
   }
 
  private:

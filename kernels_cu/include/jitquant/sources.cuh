@@ -45,6 +45,21 @@ constexpr bool wants_registers(...) {
   return false;
 }
 
+// Whether a source also computes two blocks of a thread together, which take fewer steps between
+// lanes. Such a source has members kPairs, pair_block(thread, k) and values(fetched, blocks,
+// values).
+template <class Source, class = void>
+constexpr bool kInPairs = false;
+template <class Source>
+constexpr bool kInPairs<Source, std::enable_if_t<Source::kPairs>> = true;
+
+// Whether lanes compute values together, so that a lane without a block has to have zeros. Such a
+// source has a member kPairs.
+template <class Source, class = void>
+constexpr bool kTogether = false;
+template <class Source>
+constexpr bool kTogether<Source, decltype(static_cast<void>(Source::kPairs))> = true;
+
 // Lanes that compute a value together, one block each: a power of two.
 template <class Source>
 int lanes_together(const Source&) {

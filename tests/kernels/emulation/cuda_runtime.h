@@ -80,6 +80,10 @@ uint64_t exchange_bits(T value) {
   std::memcpy(&bits, &value, sizeof value);
   return bits;
 }
+// Lanes run one after the other here, as a GPU's may.
+inline unsigned __activemask() {
+  return 1u << emulation::lane();
+}
 template <class T>
 T __shfl_sync(unsigned mask, T value, int from) {
   return exchanged<T>(emulation::exchange(mask, exchange_bits(value), kShuffle), from & 31);
