@@ -20,7 +20,8 @@ struct Segments : SegmentTable {
         density(numel == 0 ? 0.0f : static_cast<float>(count) / static_cast<float>(numel)) {}
 };
 
-// The position of an element among the offsets.
+// The position of an element among the offsets. -1 stands for an offset before the first: unlike
+// INT64_MIN, a position can be subtracted from it.
 struct OffsetsAround {
   int low, high;     // the first offset past the position is one of these, or between them
   int64_t from, to;  // offsets low - 1 and high
@@ -47,8 +48,7 @@ __device__ __forceinline__ void search_offsets(const Segments& segments, int64_t
 #pragma unroll 1
   while (around.low < around.high) {
     const int i = first + static_cast<int>(threadIdx.x & 31) * step;
-    const int64_t offset =
-        i < around.low ? INT64_MIN : (i < around.high ? segments.offset(i) : INT64_MAX);
+    const int64_t offset = i < around.low ? -1 : (i < around.high ? segments.offset(i) : INT64_MAX);
     narrow(around, position, first, step, offset);
     step = (around.high - around.low + 31) >> 5;
     first = around.low;
@@ -82,7 +82,7 @@ struct OffsetsWindow {
 // The same for any position, starting from the window.
 __device__ __forceinline__ OffsetsAround search_offsets(const Segments& segments, int64_t position,
                                                         const OffsetsWindow& window) {
-  OffsetsAround around = {0, static_cast<int>(segments.count) + 1, INT64_MIN, INT64_MAX};
+  OffsetsAround around = {0, static_cast<int>(segments.count) + 1, -1, INT64_MAX};
   narrow(around, position, window.first, 1, window.offset);
   search_offsets(segments, position, around.low, (around.high - around.low + 31) >> 5, around);
   return around;
@@ -150,14 +150,14 @@ struct SegmentCursor {
   }
   // The same if `position` is at or after `next`: moves forward, probably not far.
   __device__ __forceinline__ SegmentBounds seek(const Segments& segments, int position) {
-    OffsetsAround around = {index + 1, static_cast<int>(segments.count) + 1, INT64_MIN, INT64_MAX};
+    OffsetsAround around = {index + 1, static_cast<int>(segments.count) + 1, -1, INT64_MAX};
     search_offsets(segments, base + position, index + 1, 1, around);
     return enter(segments, around);
   }
   // The same, but `position` may also be before `begin`: moves backward.
   __device__ __forceinline__ SegmentBounds seek_around(const Segments& segments, int position) {
     if (position >= begin) return seek(segments, position);
-    OffsetsAround around = {0, index, INT64_MIN, base + begin};
+    OffsetsAround around = {0, index, -1, base + begin};
     search_offsets(segments, base + position, index - 32, 1, around);
     return enter(segments, around);
   }

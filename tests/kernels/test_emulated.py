@@ -359,6 +359,15 @@ def test_a_small_buffer_takes_one_launch(
     assert machine.launches == before + launches
 
 
+@pytest.mark.parametrize("name", ["quantize_ragged_fp8", "quantize_ragged_nvfp4"])
+def test_a_first_segment_that_begins_after_whole_ranges(machine: Machine, name: str) -> None:
+    """In the middle of a warp's step."""
+    x, offsets = randn(70_000), torch.tensor([61_232, 61_248, 61_248, 70_000])
+    keywords: dict[str, Any] = {} if "nvfp4" in name else {"dtype": torch.float8_e4m3fn}
+    sample = Sample(name, "gap", lambda _: ((x, offsets), keywords))
+    _check(machine, sample, [(device, device % 2 > 0) for device in range(machine.devices)])
+
+
 @pytest.mark.parametrize(
     ("shape", "how", "launches"),
     [
