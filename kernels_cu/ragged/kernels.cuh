@@ -443,11 +443,12 @@ __device__ __forceinline__ void ragged_tile(Tile at, const Source& source, const
     amaxes = float_bits(scales.amax[window.first + lane]);
   }
   SegmentCursor cursor = {base};
-  const SegmentBounds first = cursor.find(segments, chunk, window);
+  const SegmentBounds first = cursor.find(segments, 0, window);
   typename Op::Encoding encoding = {};
   const auto take_whole = [&](int step, const typename Source::Fetched& x) {
     op.store(origin + step, 16, op.codes(source.value(x), encoding));
   };
+  // All warps decide alike, even if offsets do not ascend: from the tile's first element.
   if (source.vector && cursor.covers(0, kTile<Source>)) {
     const int near = cursor.index - window.first;
     float part;
@@ -478,7 +479,7 @@ __device__ __forceinline__ void ragged_tile(Tile at, const Source& source, const
         warp_max(amax_of_segment<true>(cursor.index, ranges.after(at), scales, ranges, lane, 32));
     encode_segment(cursor, all, from, op, scales, encoding);
   };
-  enter(first, chunk);
+  if (chunk < cursor.next) enter(first, chunk);
   const auto go = [&](int position, int from) {
     if (position < cursor.next) return;
     enter(cursor.seek(segments, position), from);

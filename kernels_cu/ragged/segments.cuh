@@ -154,9 +154,10 @@ struct SegmentCursor {
     search_offsets(segments, base + position, index + 1, 1, around);
     return enter(segments, around);
   }
-  // The same, but `position` may also be before `begin`: moves backward.
+  // The same, but `position` may also be before `begin`: moves backward. Not if it is also after
+  // `next`, as where offsets do not ascend: a walk forward would never end.
   __device__ __forceinline__ SegmentBounds seek_around(const Segments& segments, int position) {
-    if (position >= begin) return seek(segments, position);
+    if (position >= next) return seek(segments, position);
     OffsetsAround around = {0, index, -1, base + begin};
     search_offsets(segments, base + position, index - 32, 1, around);
     return enter(segments, around);

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import math
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -366,6 +367,49 @@ def test_a_first_segment_that_begins_after_whole_ranges(machine: Machine, name: 
     keywords: dict[str, Any] = {} if "nvfp4" in name else {"dtype": torch.float8_e4m3fn}
     sample = Sample(name, "gap", lambda _: ((x, offsets), keywords))
     _check(machine, sample, [(device, device % 2 > 0) for device in range(machine.devices)])
+
+
+def _wrong_offsets(made: random.Random, rows: int, count: int) -> Tensor:
+    """Some before the first or after the last row, and all or a few not in order."""
+    offsets = [made.randint(-rows // 2, rows * 3 // 2) for _ in range(count + 1)]
+    if made.random() < 0.7:
+        offsets.sort()
+        for _ in range(3):
+            offsets[made.randrange(count + 1)] = made.choice((-(2**62), 2**62, rows // 2, rows))
+    return torch.tensor(offsets)
+
+
+@pytest.mark.timeout(300, method="thread")  # a walk that never ends does not let signals through
+@pytest.mark.parametrize("name", [name for name in sorted(OPS) if "_ragged_" in name])
+def test_offsets_that_do_not_ascend(machine: Machine, name: str) -> None:
+    """The results are any, but kernels end, with all threads of a block at its barriers."""
+    op, format_ = OPS[name], name.rpartition("_")[2]
+    quantize = getattr(reference, f"quantize_ragged_{format_}")
+    for seed in range(60):
+        made = random.Random(seed)
+        rows, cols = made.choice(((600, 1), (9000, 1), (70_000, 1), (2100, 16), (129, 300)))
+        count = made.choice((2, 9, 40, 600))
+        offsets = _wrong_offsets(made, rows, count)
+        sizes = made.choice((None, None, offsets[1:] // 3))
+        scales = () if format_ == "mxfp8" else (made.choice((None, torch.ones(count))),)
+        dtype = made.choice((torch.bfloat16, torch.float32))
+        keywords: dict[str, Any] = {} if format_ == "nvfp4" else {"dtype": torch.float8_e4m3fn}
+        x = randn(rows, cols, dtype=dtype)
+        args: tuple[Any, ...] = (x, offsets, *scales)
+        if "_grad_" in name:
+            keywords |= {"with_dbias": made.random() < 0.5}
+        elif name.startswith("dequantize_"):
+            parts = quantize(x, torch.linspace(0, rows, count + 1).long(), **keywords)
+            args = (*parts[: 3 if format_ == "nvfp4" else 2], offsets)
+            keywords = {"dtype": dtype}
+            if format_ == "nvfp4":
+                keywords |= {"numel": rows * cols, "row_size": cols}
+        guarded = _guarded(op, args, {**keywords, "sizes": sizes})
+        got = {result: parts[-1] for result, parts in guarded.items()}
+        machine.use(seed % machine.devices, descending=seed % 2 > 0)
+        op._cuda_out(*args, **keywords, sizes=sizes, **got)
+        for result, (memory, own, _) in guarded.items():
+            assert bool((memory[~own] == POISON).all()), f"{seed}: {result}: written outside of it"
 
 
 @pytest.mark.parametrize(
