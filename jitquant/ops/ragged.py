@@ -4,8 +4,8 @@ A buffer holds G tensors, its segments: segment i is the rows ``offsets[i]`` to 
 of a buffer (..., N), as in grouped products. A buffer of one dimension holds tensors of any shapes:
 its rows have one element (`ragged_offsets`). With ``sizes`` a segment is the ``sizes[i]`` rows from
 ``offsets[i]`` on, and those up to the next segment are padding, for alignment. Padding is ignored,
-and its results are zero. Offsets ascend. They are on the buffer's device, and the CPU does
-not read or check them; no kernel accesses memory outside of the buffer, even if they are wrong.
+and its results are zero. Offsets ascend. They are on the buffer's device, and the CPU does not read
+or check them; even if they are wrong, kernels end, and access no memory outside of the buffer.
 `jitquant.testing.checked` reads and checks them.
 """
 

@@ -216,6 +216,26 @@ def test_segments_unlike_each_other_and_much_between_them(name: str) -> None:
             same(got, want, what=f"{name} {given is not None}")
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_first_segment_far_from_the_beginning(name: str) -> None:
+    file, function, options = FORMATS[name]
+    x = torch.randn(2_000_000).bfloat16()
+    for first in torch.randint(1, len(x) // 16, (60,)).tolist():
+        offsets = torch.tensor([16 * first, 16 * first + 16, 16 * first + 16, len(x)])
+        got = getattr(module(file), function)(*_on_gpu(x, offsets), **options)
+        same(got, getattr(reference, function)(x, offsets, **options), what=f"{name} {first}")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_offsets_that_do_not_ascend_end(name: str) -> None:
+    file, function, options = FORMATS[name]
+    for seed, numel in enumerate((1000, 40_000, 3_000_000) * 20):
+        torch.manual_seed(seed)
+        offsets = torch.randint(-numel // 2, numel * 3 // 2, (2 + 97 * seed % 700,), device="cuda")
+        getattr(module(file), function)(torch.randn(numel, device="cuda"), offsets, **options)
+        torch.cuda.synchronize()
+
+
 def _check_gradients(cols: int, count: int, longest: int, activation: str) -> None:
     """The kernel's results are the reference's, with scales and sizes and without."""
     kernel = module("quantize_ragged_grad").quantize_ragged_grad_fp8
