@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from samples import DTYPES, GRANULARITIES, SAMPLES, Sample, randn
 from samples_experts import more_experts
-from samples_recipes import tables
+from samples_recipes import signs_of, tables
 from torch import Tensor
 
 from jitquant import reference
@@ -118,7 +118,9 @@ def _nvfp4() -> Iterator[Sample]:
         for block in ("1x16", "16x16"):
             how = {"block": block, "scale_layout": layout}
             yield _case("quantize_weight_nvfp4", (*what, block), (w,), **how)
-        for op, (rows, cols) in itertools.product(("select", "swiglu"), ((230, 512), (140, 512), (70, 384))):
+        for op, (rows, cols) in itertools.product(
+            ("select", "swiglu"), ((230, 512), (140, 512), (70, 384))
+        ):
             fused = _values((rows, 2 * cols), dtype)
             fused = fused if op == "select" else fused.nan_to_num(0.0, 0.0, 0.0)
             for granularity in ("tensor", "row"):
@@ -548,6 +550,37 @@ def _long() -> Iterator[Sample]:
             yield _case("rotate_quantize_fp8", (*what, cols, embeds), args, **more)
 
 
+def _rotations() -> Iterator[Sample]:
+    # Two blocks a lane: more than a thread has one of, even for three multiprocessors; rows whose
+    # blocks end within a step, or that are padded to whole groups; rows of some lanes, of a thread
+    # block, and of a cluster.
+    turns = itertools.count()
+    for rotate, dtype in itertools.product(("16", "32", "64", "128", "256"), DTYPES[:2]):
+        size = int(rotate)
+        for group_size in (16, 32, 64, 128):
+            turn = next(turns)
+            cols = 512 if turn % 2 else 256 + size
+            how = {"rotate": rotate, "dtype": GROUP_DTYPES[turn % 3]}
+            how |= {"signs": signs_of(rotate)} if turn % 4 == 0 else {}
+            x, numbers = _values((3, -(-26_000 // cols), cols), dtype), torch.tensor([20, 90, 0])
+            args = (x, group_size, numbers if turn % 5 == 0 else None)
+            what = (rotate, dtype, group_size, cols)
+            yield _case("rotate_quantize_per_token_group", what, args, **how)
+        for rows, cols in ((3, 7168), (9, 1024), (40, 256), (2, 20480)):
+            turn = next(turns)
+            how = {"rotate": rotate, "dtype": GROUP_DTYPES[turn % 3]}
+            how |= {"signs": signs_of(rotate)} if turn % 4 == 0 else {}
+            x, what = _values((rows, cols), dtype), (rotate, dtype, rows, cols)
+            yield _case("rotate_quantize_fp8", what, (x, None), granularity="row", **how)
+        for rows, cols in ((33, 256), (7, 3 * size), (300, 512)):
+            how = {"rotate": rotate, "signs": signs_of(rotate) if next(turns) % 3 == 0 else None}
+            x, what = _values((rows, cols), dtype), (rotate, dtype, rows, cols)
+            yield _case("rotated_amax", what, (x,), **how)
+            yield _case("quantize_nvfp4_recipe", what, (x, torch.tensor([3.5])), **how)
+            if cols % 32 == 0:
+                yield _case("quantize_mxfp4", what, (x,), **how)
+
+
 def _longest() -> Iterator[Sample]:
     # Rows whose sums are of more than 64 chunks, and those that only a cluster of eight holds.
     for dtype, cols in zip(DTYPES, (53264, 65520, 40976), strict=True):
@@ -717,6 +750,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "anywhere": _anywhere,
     "long": _long,
     "longest": _longest,
+    "rotations": _rotations,
     "experts": lambda: iter(more_experts()[::2]),
     "edges": lambda: itertools.islice(_edges(), None, None, 7),
     "ties": _ties,
