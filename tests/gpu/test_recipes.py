@@ -66,6 +66,21 @@ def test_both_is_the_cpus(shape: tuple[int, int], rounding: str) -> None:
         same((got.x_fp4, got.x_sf, got.gsa), (want.x_fp4, want.x_sf, want.gsa))
 
 
+@pytest.mark.parametrize("rotate", ["32", "64", "128", "256"])
+def test_rotations_of_many_rows_are_the_cpus(rotate: str) -> None:
+    x = randn(1029, 7168)
+    for dtype in (torch.float8_e4m3fn, torch.int8):
+        how: dict[str, Any] = {"rotate": rotate, "dtype": dtype}
+        for size in (32, 128):
+            want = jitquant.quantize_per_token_group(x.cpu(), size, **how)
+            got = jitquant.quantize_per_token_group(x, size, **how)
+            same((got.data, got.scale_inv), (want.data, want.scale_inv), what=f"{size} {dtype}")
+        want_rows = jitquant.quantize_fp8(x.cpu(), granularity="row", **how)
+        got_rows = jitquant.quantize_fp8(x, granularity="row", **how)
+        same((got_rows.data, got_rows.scale_inv), (want_rows.data, want_rows.scale_inv))
+    same(jitquant.quantize_mxfp4(x, rotate=rotate), jitquant.quantize_mxfp4(x.cpu(), rotate=rotate))
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
 def test_rope_a_rotation_and_the_cast_are_one_launch(dtype: torch.dtype) -> None:
     """Queries of DeepSeek's indexer: 64 heads of 128, of which 64 columns are embedded."""
