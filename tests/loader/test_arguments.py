@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -103,9 +104,68 @@ def test_flag_for_separate_compilation(loader: Loader, tmp_path: Path, flags: li
         loader.get("k", [write_toy(tmp_path)], cuda_flags=flags)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(
+            "-M",
+            "-MM",
+            "-MMD",
+            "-MFx.d",
+            "-O1 -o",
+            "-E",
+            "-S",
+            "-###",
+            "-fsyntax-only",
+            "--version",
+        ),
+        *("-dumpversion", "-print-file-name=x", "--help=optimizers", "-O3 --dependencies"),
+        *("-Xpreprocessor -MMD", "-Xclang -emit-llvm"),
+    ],
+)
+def test_flag_with_which_no_object_is_written(loader: Loader, tmp_path: Path, flags: str) -> None:
+    named = re.escape(f"got {flags.split()[-1]!r}. Leave it out")
+    for write, argument in ((write_plain, "cxx_flags"), (write_toy, "cuda_flags")):
+        with pytest.raises(ValueError, match=f"cxx_flags: expected flags .*{named}"):
+            loader.get("k", [write(tmp_path)], **{argument: flags.split()})  # type: ignore[arg-type]
+    (tmp_path / "flags").write_text(flags)
+    with pytest.raises(ValueError, match=named):
+        loader.get("k", [write_plain(tmp_path)], cxx_flags=[f"@{tmp_path}/flags"])
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *("-ptx", "--cubin", "--fatbin", "-dryrun", "-V", "--generate-dependencies", "-cuda"),
+        *("-fdevice-syntax-only", "--list-gpu-arch", "-Xcompiler -M", "-Xcompiler=-Wall,-E"),
+        "--compiler-options -Wall,-fsyntax-only",
+    ],
+)
+def test_flag_with_which_nvcc_writes_no_object(
+    loader: Loader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str
+) -> None:
+    with pytest.raises(ValueError, match=r"got '-.*'\. Leave it out"):
+        loader.get("k", [write_toy(tmp_path)], cuda_flags=flags.split())
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", flags)
+    with pytest.raises(ValueError, match=r"got '-.*'\. Leave it out"):
+        loader.get("k", [write_toy(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "-Xlinker -M -Xlinker -E -Wl,-E -Wl,-M -lib -Wa,-MD,x -Xptxas -v -Xptxas=-M",
+        "-v -H -c -dumpbase x -Xcompiler -Wall,-v -save-temps --keep -run-args x",
+    ],
+)
+def test_flag_that_looks_like_one_of_these(flags: str) -> None:
+    check_flags(tuple(flags.split()), flags.split())
+
+
 def test_flag_against_separate_compilation() -> None:
-    check_flags(("-rdc=false",))
-    check_flags(("-rdc", "false"))
+    check_flags(("-rdc=false",), ())
+    check_flags(("-rdc", "false"), ())
 
 
 @pytest.mark.parametrize("name", ["$x", 'a"b', "a`b", "a\\b", "a\nb"])

@@ -242,10 +242,9 @@ def test_flags_that_name_what_is_written() -> None:
         [f"-Xlinker=-Map,{written}"],
         ["-Xlinker=-Map", f"-Xlinker={written}"],
         ["-Wl,-Map", f"-Wl,{written}"],
-        ["-Xcompiler", "-MF", "-Xcompiler", f"{written}"],
         ["-ccbin", f"{written}"],
         [f"--compiler-bindir={written}"],
-        ["--compiler-options", "-MF", "--compiler-options", f"{written}"],
+        ["--compiler-options", "-ftime-trace", "--compiler-options", f"{written}"],
     ):
         assert named_by([*flags, f"@{read}", f"{read}"]).files == (str(read),), flags
     for flags in (

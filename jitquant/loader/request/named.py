@@ -17,7 +17,7 @@ _LIBRARY_PLACE = re.compile(r"\0(?:-L|--?library-path(?=[=\0]))[=\0]?([^\0]+)")
 _OPTIONS_FILE = ("-optf", "--options-file")
 # Files that compilers and linkers write, in each build anew, so they are not inputs; and nvcc's
 # host compiler, which is one of the programs that it runs.
-_WRITES = r"(?:^|[,=])--?(?:time|ftime-trace|fdevice-time-trace|Map|MF|ccbin|compiler-bindir)"
+_WRITES = r"(?:^|[,=])--?(?:time|ftime-trace|fdevice-time-trace|Map|ccbin|compiler-bindir)"
 _WRITTEN = re.compile(_WRITES + "[=,]/[^,]+")
 _WRITTEN_NEXT = re.compile(_WRITES + "$")
 # The next word is for another program: -Xlinker -Map -Xlinker /a.map is -Map /a.map.

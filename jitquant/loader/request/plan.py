@@ -81,6 +81,17 @@ _SEPARATE = {
 _DIRECTORY_FLAG = re.compile(
     r"\0\s*(?:-I|--include-path|-isystem|--system-include|-iquote|-idirafter|-L)[=\s\0]*([^\0]+)"
 )
+#: Flags with which a compiler writes no object, or not the lists that the loader reads, also where
+#: nvcc hands them to its host compiler; and flags that it hands to other programs. Compiled where
+#: they are used, not by each import.
+_NO_OBJECT = (
+    r"\0(?:(?:-Xcompiler|--compiler-options)[=\0](?:[^\0]*,)?|-Wp,)?(-M[^\0,]*|-[EShVo]|-###"
+    r"|--(?:assemble|preprocess|target-help|analyze|ltoir|clean-targets|device-link|list-gpu-\w+"
+    r"|output|output-file|[a-z-]*dependenc[a-z-]*)|--?(?:version|help(?:=[^\0,]*)?|emit-llvm|ptx"
+    r"|f?(?:device-)?syntax-only|dump(?:(?:full)?version|machine|specs)|print-[^\0,]*|cubin|fatbin"
+    r"|cuda|optix-ir|dlink|run|dryrun|clean|code-ls|arch-ls))(?=[\0,])"
+)
+_OF_OTHERS = r"\0(?:-X(?!compiler|preprocessor|clang)[a-z]+|--(?!compiler)[a-z]+-options)\0[^\0]*"
 _ARCH_FLAGS = ("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code")
 
 
@@ -154,8 +165,15 @@ class Plan(Wanted):
         return (*nvcc, *os.environ.get("PATH", "").split(os.pathsep))
 
 
-def check_flags(cuda_flags: tuple[str, ...]) -> None:
-    """Reject nvcc flags that conflict with the loader's own."""
+def check_flags(cuda_flags: tuple[str, ...], words: Iterable[str]) -> None:
+    """Reject flags that conflict with the loader's own: nvcc's, and those among all ``words``."""
+    if found := re.search(_NO_OBJECT, re.sub(_OF_OTHERS, "", "\0".join(["", *words, ""]))):
+        raise ValueError(
+            "cuda_flags, cxx_flags: expected flags with which a compiler writes an object, and the "
+            f"loader's list of what it reads; got {found[1]!r}. Leave it out, also in files of "
+            "flags and in variables such as NVCC_APPEND_FLAGS; `jitquant ptx` and `sass` show "
+            "code, and `jitquant compile-commands` writes commands to run with it by hand."
+        )
     for flag, value in zip_longest(cuda_flags, cuda_flags[1:], fillvalue=""):
         if flag.split("=", 1)[0] in _ARCH_FLAGS:
             raise ValueError(
@@ -275,7 +293,8 @@ def look_up(
 ) -> Wanted:
     """The files and architectures of ``request``; neither needs nor looks for a compiler."""
     torch = torch_install()
-    check_flags(request.cuda_flags)
+    named = named_by(all_flags(request, os.environ))
+    check_flags(request.cuda_flags, (*named.words, *os.environ.get("CXX", "").split()))
     sources = resolve_sources(request.sources, kernels_dir)
     library_dir = str(kernels_dir / "include")
     include_dirs = tuple(os.path.abspath(d) for d in request.include_dirs)
@@ -322,7 +341,6 @@ def look_up(
     if setting("JITQUANT_DEBUG") == "1":
         inputs["debug"] = True
     own = tuple(d for d in include_dirs if d != library_dir)
-    named = named_by(all_flags(request, os.environ))
     if any(map(_NATIVE.search, (*named.words, os.environ.get("CXX", "")))):
         inputs["cpu"] = _this_cpu()
     roots = Roots(_labels_of(sources, own, _flag_dirs(named, os.environ), str(kernels_dir)))
