@@ -96,13 +96,18 @@ def test_a_header_comes_to_be_that_was_asked_for(text: str, tmp_path: Path, load
     check(loader, source, 4, include_dirs=[include])
 
 
-@pytest.mark.parametrize("name", in_quick(1, ["a/FOLDER/foo.h", "FOLDER/b/foo.h"]))
+@pytest.mark.parametrize(
+    "name",
+    in_quick(
+        2, ["a/FOLDER/foo.h", "../foo.h", "FOLDER/b/foo.h", "../../foo.h", "../a/FOLDER/foo.h"]
+    ),
+)
 def test_a_header_comes_to_be_in_a_folder_whose_name_is_computed(
     name: str, tmp_path: Path, loader: Loader
 ) -> None:
-    (source,) = directories(tmp_path, "source")
+    (source,) = directories(tmp_path, "around/source")
     header = source / name.replace("FOLDER", "folder")
-    header.parent.mkdir(parents=True)
+    header.parent.mkdir(parents=True, exist_ok=True)
     source /= "k.cpp"
     text = "#define TEXT(x) #x\n#define NAME(x) TEXT(x)\n#define FOLDER folder\n"
     source.write_text(f"{text}#if __has_include(NAME({name}))\n{ASKED}")

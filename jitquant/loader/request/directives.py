@@ -31,6 +31,8 @@ _ARGUMENT = _pattern(rb"\(", rb"()" + _NAME, rb"\)")
 _ARGUMENT_MACRO = _pattern(rb"\(", rb"(\w+)", rb"\)")
 _MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)", _NAME)
 WORD = re.compile(rb"[\w.+-]+")
+#: The way to a directory above.
+UP = re.compile(rb"(?<!\.)\.\.(?:/\.\.)*(?!\.)")
 #: Other ways to write what directives consist of.
 _SPELLINGS = ((b"%:", b"#"), (b"??=", b"#"), (b"??/", b"\\"), (b"\0", b" "))
 

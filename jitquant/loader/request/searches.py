@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from .directives import WORD, Include, Text, content, parse
+from .directives import UP, WORD, Include, Text, content, parse
 from .includes import LISTING, Identity, Searched, identity
 from .sources import Roots, is_own
 
@@ -73,10 +73,13 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], li
         if computing:
             own = [content(path) for path in files if is_own(roots.name(path))]
             own += map(os.fsencode, unit.path.flags)
-            words = {os.fsdecode(word) for some in map(WORD.findall, own) for word in some}
+            text_of_own = b"\n".join(own)
+            words = set(map(os.fsdecode, WORD.findall(text_of_own)))
+            up = max((path.count(b"..") for path in UP.findall(text_of_own)), default=0)
             for place in dict.fromkeys((*computing, *unit.path.quoted, *unit.path.bracketed)):
                 if is_own(roots.place(place)):
-                    search.note_folders(place, words)
+                    for level in range(up + 1):
+                        search.note_folders(os.path.join(place, *[os.pardir] * level), words)
         search.note_unnamed()
         every = list(
             dict.fromkeys((*unit.path.quoted, *unit.path.bracketed, *unit.path.duplicates))
@@ -141,7 +144,8 @@ class _Search:
         self._beside.setdefault(directory, {})[LISTING] = 1
 
     def note_folders(self, place: str, words: set[str]) -> None:
-        """Note that such a name may begin with directories of these names."""
+        """Note that such a name may be in ``place``, or begin with directories of these names."""
+        self._beside.setdefault(place, {})[LISTING] = 1
         for directory, folders, _ in os.walk(place):
             folders[:] = words.intersection(folders)
             for folder in folders:
