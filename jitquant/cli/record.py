@@ -27,12 +27,21 @@ def record(
     `jitquant bundle --from MANIFEST` builds exactly these. The exit code is that of the command.
     Ctrl-C and SIGTERM end the command; what it used until then is recorded.
     """
+    is_new = not output.exists()
     with output.open("a", encoding="utf-8"):
         pass  # reported before the run, not after it
     with scratch("record") as directory:
         notes = directory / "notes"
         notes.touch()
-        code = _run(command, {**os.environ, VARIABLE: str(notes)})
+        try:
+            code = _run(command, {**os.environ, VARIABLE: str(notes)})
+        except OSError as error:
+            if is_new:
+                output.unlink()
+            raise ValueError(
+                f"record: {command[0]!r} cannot be started: {error.strerror}. Give a program on "
+                "PATH, or the path of one that can be executed."
+            ) from error
         names = write_manifest(notes, output)
     console(stderr=True).print(f"{len(names)} modules used, in {output}", markup=False)
     raise typer.Exit(code if code >= 0 else 128 - code)

@@ -141,7 +141,21 @@ def test_the_exit_code_is_that_of_the_command(run: Run, tmp_path: Path) -> None:
     assert json.loads(manifest.read_text()) == {"format": 1, "modules": []}
     kill = "import os; os.kill(os.getpid(), 9)"
     assert run("record", "-o", manifest, "--", sys.executable, "-c", kill).code == 137
-    assert run("record", "-o", manifest, "--", tmp_path / "absent").code == 1
+
+
+@pytest.mark.parametrize("before", [None, "", "old"])
+def test_a_command_that_cannot_be_started_leaves_what_there_was(
+    run: Run, tmp_path: Path, before: str | None
+) -> None:
+    manifest, script = tmp_path / "used.json", tmp_path / "script"
+    script.write_text("not executable")
+    if before is not None:
+        manifest.write_text(before)
+    for command, why in ((tmp_path / "absent", "No such file"), (script, "Permission denied")):
+        done = run("record", "-o", manifest, "--", command)
+        assert done.code == 1
+        assert f"error: record: {str(command)!r} cannot be started: {why}" in done.err
+        assert (manifest.read_text() if manifest.exists() else None) == before
 
 
 def test_a_manifest_that_cannot_be_written_is_said_before_the_run(run: Run, tmp_path: Path) -> None:
