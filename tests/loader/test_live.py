@@ -92,6 +92,23 @@ def test_without_reloading_an_edit_waits_for_the_next_process(
     assert new_loader(cache).get("plain", [source]).library.factor() == 4
 
 
+def test_a_process_turns_reloading_off_and_on_by_freezing(
+    plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = plain.copy(tmp_path)
+    loader = new_loader(cache)
+    module = loader.get("plain", [source])
+    monkeypatch.setenv("JITQUANT_RELOAD", "0")  # too late for this module
+    loader.freeze(build=True)
+    write_factor(source.with_suffix(".h"), 4)
+    assert loader.get("plain", [source]) is module
+    loader.unfreeze()
+    assert loader.get("plain", [source]).library.factor() == 4
+    # Now it was loaded with the variable.
+    write_factor(source.with_suffix(".h"), 5)
+    assert loader.get("plain", [source]).library.factor() == 4
+
+
 def test_an_edit_that_fails_offers_the_last_good_module(plain: Toy, tmp_path: Path) -> None:
     source, cache = plain.copy(tmp_path)
     loader = new_loader(cache)

@@ -25,7 +25,8 @@ def reloads(paths: Iterable[str] = ()) -> bool:
     """Whether the next call picks up an edit of a source or header.
 
     ``JITQUANT_RELOAD`` set to 1 or 0 decides. The default is yes, except for the project's own
-    kernels in an installed wheel.
+    kernels in an installed wheel. A loaded module keeps what was decided; in a running process use
+    :func:`jitquant.freeze` with ``build=True``, and :func:`jitquant.unfreeze`.
 
     Args:
         paths: the sources and include directories of a module, absolute; none for one of the
