@@ -132,15 +132,11 @@ def _show(loader: Loader, requests: Mapping[str, Request], out: Console) -> list
         def on_done(outcome: Outcome) -> None:
             doing.pop(outcome.name, None)
             progress.advance(task)
-            out.print(f"{outcome.name}: {_note(outcome)}", markup=False)
+            took = f"{outcome.state} in {show_duration(outcome.seconds)}"
+            note = "in the cache already" if outcome.state == "hit" else took
+            out.print(f"{outcome.name}: {note}", markup=False)
 
         return build_all(loader.ensure, requests, on_tick=on_tick, on_done=on_done)
-
-
-def _note(outcome: Outcome) -> str:
-    if outcome.state == "hit":
-        return "in the cache already"
-    return f"{outcome.state} in {show_duration(outcome.seconds)}"
 
 
 def _plain(outcome: Outcome) -> dict[str, object]:

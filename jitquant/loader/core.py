@@ -39,7 +39,7 @@ from .store.match import (
 )
 from .store.texts import source_files
 from .watch.inotify import Watcher
-from .watch.live import reloads, up_to_date_check, warn_of_old_graphs
+from .watch.live import reloads, warn_of_old_graphs
 from .watch.record import Loaded, Record, Variables
 
 if TYPE_CHECKING:
@@ -355,12 +355,13 @@ class Loader:
             ValueError: ``module`` is not one that ``get_cuda_module`` would return now.
         """
         records = [r for r in list(self._records.values()) if r.module is module]
-        if not records:
+        checks = [record.up_to_date_check(lambda: self._frozen) for record in records]
+        if not checks:
             raise ValueError(
                 f"up_to_date_check: {module!r} is not what get_cuda_module would return now; ask "
                 "for it again first."
             )
-        return up_to_date_check(records, lambda: self._frozen)
+        return checks[0] if len(checks) == 1 else lambda: all(check() for check in checks)
 
     def _get_while_capturing(self, key: object, request: Request) -> CudaModule:
         record = self._records.get(key)

@@ -150,15 +150,6 @@ def runs_on(built: str, wanted: str) -> bool:
     return own // 10 == asked // 10 and own <= asked
 
 
-def _has_driver() -> bool:
-    """Whether the CUDA driver can be loaded; without it torch sees no GPU either."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
-
-
 def visible_archs() -> tuple[str, ...]:
     """Canonical names for the GPUs this process can use; ``()`` if there is none.
 
@@ -174,8 +165,11 @@ def visible_archs() -> tuple[str, ...]:
 
     driver = read_driver()
     numbers = None if driver is None else [gpu.capability for gpu in driver.gpus]
-    if numbers is None and not _has_driver():
-        return ()
+    if numbers is None:
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:  # torch sees no GPU either
+            return ()
     if numbers is None or (len(set(numbers)) > 1 and "CUDA_VISIBLE_DEVICES" in os.environ):
         import torch
 

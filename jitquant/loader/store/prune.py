@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,21 +195,10 @@ def _sweep(cache: Cache) -> None:
             shards.add(shard)
     cache.sweep(None)
     for shard in sorted(shards):
-        with _locked(cache, shard) as locked:
+        lock = cache.lock(shard, timeout=_A_MOMENT, beat=_A_MOMENT, on_wait=lambda *_: None)
+        with contextlib.suppress(LockTimeoutError), lock as locked:  # it is not free
             if locked:
                 cache.sweep(shard)
-
-
-@contextlib.contextmanager
-def _locked(cache: Cache, level1: str) -> Iterator[bool]:
-    """Takes the build lock of a key if it is free; yields whether it did."""
-    with contextlib.ExitStack() as stack:
-        locked = False
-        with contextlib.suppress(LockTimeoutError):
-            locked = stack.enter_context(
-                cache.lock(level1, timeout=_A_MOMENT, beat=_A_MOMENT, on_wait=lambda *_: None)
-            )
-        yield locked
 
 
 def _scan(directory: Path) -> list[os.DirEntry[str]]:

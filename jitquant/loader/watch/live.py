@@ -5,16 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from ..errors import OldGraphWarning
 from ..module import CudaModule
 from ..report import outside
 from ..settings import setting
-
-if TYPE_CHECKING:
-    from .record import Record
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 #: An int of the library, which the project's bindings and the generated ones set (captured.h).
@@ -66,9 +62,3 @@ def warn_of_old_graphs(new: CudaModule, old: Iterable[CudaModule], warned: set[s
             OldGraphWarning,
             stacklevel=outside(),
         )
-
-
-def up_to_date_check(records: Iterable[Record], frozen: Callable[[], bool]) -> Callable[[], bool]:
-    """Returns whether the files of all of ``records`` are unchanged, or changes do not count."""
-    checks = [record.up_to_date_check(frozen) for record in records]
-    return checks[0] if len(checks) == 1 else lambda: all(check() for check in checks)
