@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import CacheError, CompileError, LoaderError
 from ..machine.archs import NO_GPU
@@ -27,9 +26,11 @@ from ..store.hold import Hold
 from ..store.match import MOST_ATTEMPTS, Build, ChangedError, match_entry
 from ..store.prune import trim
 from ..units import parse_size, show_size
-
-if TYPE_CHECKING:
-    from .shared import SharedObjects
+from .build import build
+from .commands import KEPT
+from .publish import describe
+from .shared import SharedObjects
+from .ticks import changed_after, wait_for_next_tick
 
 _DEFAULT_LOCK_SECONDS = 600.0
 _DEFAULT_SIZE = "4GiB"
@@ -45,10 +46,8 @@ class Builder:
         self._memo = memo
         self._lock_timeout = lock_timeout
         self._temporary = temporary
-        self._jobs = 1
-        self._slots: threading.Semaphore | None = None
-        self._shared: SharedObjects | None = None
-        self._guard = threading.Lock()
+        self._shared = SharedObjects(hasher)
+        self._set_jobs(default_jobs())
 
     def build(
         self,
@@ -120,17 +119,7 @@ class Builder:
     def _build_in(
         self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat, reporter: Reporter
     ) -> tuple[Path, Entry, Hold]:
-        from .build import build
-        from .commands import KEPT
-        from .publish import describe
-        from .shared import SharedObjects
-        from .ticks import changed_after, wait_for_next_tick
-
         hasher = self._hasher
-        with self._guard:
-            if self._shared is None:
-                self._shared = SharedObjects(hasher)
-                self._set_jobs(default_jobs())
         extension = _extension_of(plan, cache, hasher)
         self._announce(plan, cache, reporter)
         changed: str | None = None
@@ -139,7 +128,6 @@ class Builder:
             work.mkdir(mode=0o700)
             moment, before = wait_for_next_tick(work), listings(plan.roots)
             jobs, slots = self._jobs, self._slots
-            assert slots is not None
             try:
                 built = build(
                     plan,
