@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import mmap
 import os
 import re
 import shlex
@@ -96,12 +95,8 @@ def try_load(library: Path, held: Hold, scratch: Path, sources: Sequence[str]) -
 
 def init_symbols_of(library: str) -> list[str]:
     """The Python modules that a library can be imported as (its ``PyInit_`` symbols)."""
-    with (
-        open(library, "rb") as stream,
-        contextlib.closing(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)) as text,
-    ):
-        names = {m.group(1).decode() for m in re.finditer(rb"\0PyInit_(\w+)(?=\0)", text)}
-    return sorted(names)
+    names = re.findall(rb"\0PyInit_(\w+)(?=\0)", Path(library).read_bytes())
+    return sorted({name.decode() for name in names})
 
 
 @dataclass(frozen=True)

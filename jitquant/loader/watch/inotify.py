@@ -89,14 +89,11 @@ class Watcher:
         self._watched: dict[bool, set[tuple[str, int]]] = {True: set(), False: set()}
         self._descriptor = -1
         self._poll: select.epoll | None = None
-        self._libc: ctypes.CDLL | None = None
         with contextlib.suppress(OSError, AttributeError):
-            libc = _libc()
-            descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-            if descriptor >= 0:
-                self._descriptor, self._libc = descriptor, libc
+            self._descriptor = _libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            if self._descriptor >= 0:
                 self._poll = select.epoll()
-                self._poll.register(descriptor, select.EPOLLIN)
+                self._poll.register(self._descriptor, select.EPOLLIN)
                 _all.add(self)
 
     @property
@@ -128,9 +125,9 @@ class Watcher:
             return all(self._add(directory, mask, installed) for directory, mask in places)
 
     def _add(self, directory: str, mask: int, installed: bool) -> bool:
-        if self._poll is None or self._libc is None or shared_file_system(directory):
+        if self._poll is None or shared_file_system(directory):
             return False
-        done = self._libc.inotify_add_watch(
+        done = _libc().inotify_add_watch(
             self._descriptor, os.fsencode(directory), ctypes.c_uint32(mask | _MASK_ADD)
         )
         if done < 0:
