@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -44,16 +45,10 @@ def options(
     """Quantize checkpoints; build, inspect and debug kernels."""
 
 
-app.command()(doctor)
-app.command()(build)
-app.command()(bundle)
-app.command()(record)
-app.command("compile-commands")(compile_commands)
-app.command()(explain)
-app.command()(stats)
-app.command()(sass)
-app.command()(ptx)
-app.command()(quantize)
-app.command()(new)
-app.command()(watch)
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(doctor, build, bundle, record, compile_commands, explain, stats, sass, ptx),
+    *(quantize, new, watch),
+)
+for command in _COMMANDS:
+    app.command(command.__name__.replace("_", "-"))(command)
 app.add_typer(cache.app, name="cache")
