@@ -16,13 +16,13 @@ import typer
 from jitquant.loader.core import Loader
 from jitquant.loader.errors import CompileError, LoaderError
 from jitquant.loader.request.plan import Request
-from jitquant.loader.request.sources import CUDA_SUFFIXES, CXX_SUFFIXES
+from jitquant.loader.request.sources import SUFFIXES
 from jitquant.loader.store.match import Build
 from jitquant.loader.tools.names import request_of
 
 from .output import Arch, console
 
-_SUFFIXES = (*CUDA_SUFFIXES, *CXX_SUFFIXES, ".cuh", ".h", ".hpp", ".hh", ".inl", ".inc")
+_SUFFIXES = (*SUFFIXES, ".cuh", ".h", ".hpp", ".hh", ".inl", ".inc")
 _GRACE_SECONDS = 3.0
 _POLL_MILLISECONDS = 100
 

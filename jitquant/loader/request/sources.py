@@ -23,6 +23,7 @@ from ..report import shorten
 
 CUDA_SUFFIXES = (".cu",)
 CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
+SUFFIXES = CUDA_SUFFIXES + CXX_SUFFIXES
 #: Below this many nanoseconds between a change and its hashing a second change could go unseen.
 _RACY_NS = 100_000_000
 _RACY_COARSE_NS = 2_100_000_000
@@ -132,10 +133,9 @@ def resolve_sources(sources: Sequence[object], kernels_dir: Path) -> tuple[str, 
         if os.path.isdir(path):
             raise ValueError(f"sources: {text!r} is a directory; name the file in it.")
         suffix = os.path.splitext(path)[1]
-        if suffix not in CUDA_SUFFIXES + CXX_SUFFIXES:
+        if suffix not in SUFFIXES:
             raise ValueError(
-                f"sources: {text!r} has suffix {suffix!r}; "
-                f"{', '.join(CUDA_SUFFIXES + CXX_SUFFIXES)} are compiled."
+                f"sources: {text!r} has suffix {suffix!r}; {', '.join(SUFFIXES)} are compiled."
             )
         if not os.path.isfile(path):
             raise FileNotFoundError(_missing(text, path, bare, kernels_dir))
@@ -177,7 +177,7 @@ def _missing(text: str, path: str, bare: bool, kernels_dir: Path) -> str:
     else:
         with contextlib.suppress(OSError):
             beside = sorted(os.listdir(os.path.dirname(path)))
-            known = [file for file in beside if file.endswith(CUDA_SUFFIXES + CXX_SUFFIXES)]
+            known = [file for file in beside if file.endswith(SUFFIXES)]
     message = f"sources: {text!r} does not exist (looked at {path})."
     if known:
         message += f" {near_names(os.path.basename(text), known)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .sources import CUDA_SUFFIXES, CXX_SUFFIXES
+from .sources import SUFFIXES
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,9 @@ class Source:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise TypeError(f"Source: the text is {type(self.text).__name__}; give a string.")
-        accepted = (*CUDA_SUFFIXES, *CXX_SUFFIXES)
-        if self.suffix not in accepted:
+        if self.suffix not in SUFFIXES:
             raise ValueError(
-                f"Source: suffix={self.suffix!r} is not compiled; {', '.join(accepted)} are."
+                f"Source: suffix={self.suffix!r} is not compiled; {', '.join(SUFFIXES)} are."
             )
 
     def __repr__(self) -> str:

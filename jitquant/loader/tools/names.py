@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..request.plan import Request
-from ..request.sources import CUDA_SUFFIXES, CXX_SUFFIXES, check_name, kernel_names, near_names
+from ..request.sources import SUFFIXES, check_name, kernel_names, near_names
 
 if TYPE_CHECKING:
     from ..core import Loader
 
 
-def request_of(loader: Loader, name: str, archs: str | Sequence[str] | None = None) -> Request:
+def request_of(loader: Loader, name: str, archs: str | None = None) -> Request:
     """The request for ``name``.
 
     Args:
@@ -27,18 +26,17 @@ def request_of(loader: Loader, name: str, archs: str | Sequence[str] | None = No
         ValueError: not a name of any of these.
         FileNotFoundError: the file, or a source of the earlier build, does not exist.
     """
-    chosen = archs if archs is None or isinstance(archs, str) else tuple(archs)
     kernels = kernel_names(loader.kernels_dir())
     if name in kernels:
-        return Request(name, (f"{name}.cu",), archs=chosen)
+        return Request(name, (f"{name}.cu",), archs=archs)
     path = Path(name)
-    if path.suffix in (*CUDA_SUFFIXES, *CXX_SUFFIXES):
+    if path.suffix in SUFFIXES:
         path = Path(os.path.abspath(path))
         stem = check_name(path.stem)
         last = loader.cache().last(stem)
         if last is not None and str(path) in last.get("info", {}).get("sources", ()):
-            return _as_built(stem, last, chosen)
-        return Request(stem, (path,), archs=chosen)
+            return _as_built(stem, last, archs)
+        return Request(stem, (path,), archs=archs)
     last = loader.cache().last(check_name(name))
     if last is None or not last.get("info", {}).get("sources"):
         raise ValueError(
@@ -46,7 +44,7 @@ def request_of(loader: Loader, name: str, archs: str | Sequence[str] | None = No
             f"{loader.cache().root}. {near_names(name, kernels)} For your own file, give its "
             f"path: ./{name}.cu"
         )
-    return _as_built(name, last, chosen)
+    return _as_built(name, last, archs)
 
 
 def _as_built(name: str, last: dict[str, Any], archs: str | tuple[str, ...] | None) -> Request:
