@@ -348,7 +348,7 @@ def quantize_ragged(
     """Quantizes each tensor of a buffer with its own scale, or in MXFP8.
 
     Two launches, for any number of segments; one in MXFP8, if scales are given, and for small
-    buffers: up to 32768 elements in 512 segments.
+    buffers: up to 8192 elements in 512 segments.
 
     Args:
         x: contiguous, (..., N), or of one dimension.
@@ -434,8 +434,8 @@ def quantize_ragged_grad(
 
     ``grad * activation'(act_input)`` is computed in fp32 and quantized without being rounded
     before; its sums over the rows of a segment are the segment's bias gradients. As many launches
-    as `quantize_ragged`; with dbias, a small buffer has up to 8192 elements in 128 rows, and G * N
-    is at most 65536.
+    as `quantize_ragged`; with dbias, a small buffer has up to 128 rows, and G * N is at most
+    65536.
 
     Args:
         grad: contiguous, (..., N), or of one dimension without dbias.

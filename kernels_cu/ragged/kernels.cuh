@@ -544,9 +544,9 @@ __global__ void __launch_bounds__(Source::kTileThreads,
               ranges);
 }
 
-// One launch of one thread block for buffers up to this size, which spares the host a launch and a
-// workspace.
-constexpr int kAloneThreads = 512, kAloneSegments = 512, kAloneValues = 32768;
+// One launch of one thread block for buffers up to this size, sixteen values per thread, which
+// spares the host a launch and a workspace.
+constexpr int kAloneThreads = 512, kAloneSegments = 512, kAloneValues = 16 * kAloneThreads;
 
 // The whole buffer by such a thread block: `see(i, values)` gets each sixteen values before the
 // barrier. Returns the segments as they are in shared memory, in elements.

@@ -325,13 +325,13 @@ __global__ void __launch_bounds__(kThreads, 3)
 }
 
 // With sums, a thread block alone keeps all values, and a thread adds a column of a segment.
-constexpr int kAloneGrads = 8192, kAloneRows = 128, kAloneSums = 65536;
+constexpr int kAloneRows = 128, kAloneSums = 65536;
 
 template <class T>
 __global__ void __launch_bounds__(kAloneThreads)
     ragged_grad_alone_kernel(GradSource<T> source, RaggedFp8 op, Segments segments,
                              RaggedScales scales, int cols, float* dbias) {
-  __shared__ Block<float> values[kAloneGrads / 16];
+  __shared__ Block<float> values[kAloneValues / 16];
   const auto see = [&](int i, const Block<float>& v) {
     if (dbias != nullptr) values[i >> 4] = v;
   };
@@ -360,7 +360,7 @@ constexpr int64_t kAnyCols = kThreads / 32 * kStep;
 bool fits_alone(const RaggedInput& x, const RaggedGradient& gradient) {
   if (!fits_alone(x) || gradient.dbias == nullptr) return fits_alone(x);
   const int64_t cols = gradient.cols;
-  return x.numel <= kAloneGrads && x.numel <= kAloneRows * cols && x.count * cols <= kAloneSums;
+  return x.numel <= kAloneRows * cols && x.count * cols <= kAloneSums;
 }
 
 template <class T>

@@ -337,9 +337,9 @@ def test_one_gsa_of_one_normed_row_takes_one_launch(
 @pytest.mark.parametrize(
     ("function", "shape", "segments", "launches"),
     [
-        ("quantize_ragged_fp8", (32768,), 512, 1),
-        ("quantize_ragged_fp8", (32769,), 1, 2),
-        ("quantize_ragged_nvfp4", (4, 8192), 4, 1),
+        ("quantize_ragged_fp8", (8192,), 512, 1),
+        ("quantize_ragged_fp8", (8193,), 1, 2),
+        ("quantize_ragged_nvfp4", (4, 2048), 4, 1),
         ("quantize_ragged_nvfp4", (64,), 513, 2),
         ("quantize_ragged_grad_fp8", (1, 7168), 9, 1),
         ("quantize_ragged_grad_fp8", (1, 7168), 10, 2),
