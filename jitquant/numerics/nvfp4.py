@@ -158,11 +158,12 @@ def usable_scale(scale: Tensor) -> Tensor:
 
 
 def scales_from_amax(a: Tensor, divisor: float) -> tuple[Tensor, Tensor]:
-    """S and gsa of an amax: ``S = min(divisor / A, FLT_MAX)``, or 1; ``gsa = A / divisor``.
+    """S and gsa of an amax: ``gsa = A / divisor``; ``S = min(divisor / A, FLT_MAX)``, 1 for A = 0.
 
     S is not ``1 / gsa``: that differs in the last bit for about a quarter of all A.
     """
-    return usable_scale(torch.div(constant(divisor, a), a)), gsa_from_amax(a, divisor)
+    s = usable_scale(torch.div(constant(divisor, a), a))
+    return torch.where(a == 0, constant(1.0, s), s), gsa_from_amax(a, divisor)
 
 
 def gsa_from_amax(a: Tensor, divisor: float = NVFP4_DIVISOR) -> Tensor:

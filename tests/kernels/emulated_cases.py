@@ -107,6 +107,11 @@ def _nvfp4() -> Iterator[Sample]:
             )
         gsa = _gsa(len(x) if repeat else None)
         yield _case("quantize_nvfp4_from_gsa", (*what, len(gsa)), (x, gsa), **how)
+    # A given amax of 0 of a tensor, or of a row, that is not zero.
+    for recipe, count in itertools.product(RECIPES, (1, 9)):
+        args = (_values((9, 80), DTYPES[2]), torch.zeros(count))
+        what = ("no amax", recipe, count)
+        yield _case("quantize_nvfp4_from_amax", what, args, recipe=recipe)
     for dtype, layout in itertools.product(DTYPES, SCALE_LAYOUTS):
         # More pieces of work than a persistent grid takes; the last is partial.
         x, how = _values((529, 528), dtype), {"scale_layout": layout}
