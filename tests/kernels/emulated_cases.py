@@ -15,13 +15,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from samples import DTYPES, GRANULARITIES, SAMPLES, Sample, randn
+from samples import COMPILED_OPS, DTYPES, GRANULARITIES, SAMPLES, Sample, randn
 from samples_experts import more_experts
 from samples_recipes import signs_of, tables
 from torch import Tensor
 
 from jitquant import reference
-from jitquant.formats import FP8_DTYPES, GROUP_DTYPES, GROUP_RECIPES, RECIPES, SCALE_LAYOUTS
+from jitquant.formats import (
+    BLOCK_SHAPES,
+    FP8_DTYPES,
+    GROUP_DTYPES,
+    GROUP_RECIPES,
+    GROUP_SIZES,
+    RECIPES,
+    SCALE_LAYOUTS,
+)
 
 
 def _values(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -463,6 +471,75 @@ def _any_segments(seed: int, count: int) -> Iterator[Sample]:
         yield _case("quantize_ragged_grad_fp8", (i, cols), args, exact=not sums, **keywords)
 
 
+def _placed(made: random.Random, rows: int, cols: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Rows anywhere in memory: of one batch or several, with gaps, or one row for all."""
+    batches = made.choice((1, 1, 2, 3))
+    gap, offset = made.choice((0, 0, 0, 1, 6, 8, 16)), made.choice((0, 0, 0, 1, 4, 8))
+    pitch = made.choice((cols + gap, cols + gap, cols + gap, 0))
+    step = rows * pitch + made.choice((0, 0, 8, 5))
+    reach = offset + (batches - 1) * step + max(rows - 1, 0) * pitch + cols
+    memory = randn(reach, dtype=torch.float32, seed=seed) * 2.0 ** made.randint(-12, 8)
+    for value in made.choices((math.nan, math.inf, 0.0, -0.0, 1e-7, -3e4, 3e4), k=seed % 4):
+        memory[made.randrange(reach)] = value
+    if made.random() < 0.2:
+        memory = memory.mul(2).round()
+    x = memory.to(dtype).as_strided((batches, rows, cols), (step, pitch, 1), offset)
+    return x if batches > 1 else x[0]
+
+
+# What an op may take beside its tensor, by name.
+_MORE: dict[str, Callable[[random.Random], Any]] = {
+    "amax": lambda made: torch.tensor([made.choice((0.0, 1e-30, 0.7, 3e4))]),
+    "gsa": lambda made: torch.tensor([made.choice((0.0, 1e-38, 2e-3, 3e38))]),
+    "group_size": lambda made: made.choice(GROUP_SIZES),
+    "block_rows": lambda made: made.choice(BLOCK_SHAPES)[0],
+    "dtype": lambda made: made.choice(GROUP_DTYPES),
+}
+_MAYBE: dict[str, tuple[Any, ...]] = {
+    "keep_nan": (False, True),
+    "with_amax": (False, True),
+    "dim": (-1, 0),
+    "scale_value": (None, None, 37.5),
+    "fp8_max": (None, None, None, 96.0),
+}
+
+
+def _any_tensors(seed: int, count: int) -> Iterator[Sample]:
+    # Of every op that needs little beside a tensor, whatever its choices are.
+    made = random.Random(seed)
+    needed = {
+        name: [a.name for a in op.default._schema.arguments if not a.has_default_value()]
+        for name, op in COMPILED_OPS.items()
+    }
+    known = {"x", "w", "block_cols", *_MORE}
+    names = [name for name, arguments in needed.items() if known.issuperset(arguments)]
+    for i in range(count):
+        op = COMPILED_OPS[name := made.choice(names)]
+        rows = round(made.choice((9, 300, 1300)) ** made.random()) - made.choice((0, 0, 0, 1))
+        cols = round(min(20_000, 60_000 // max(rows, 1)) ** made.random())
+        unit = made.choice((1, 8, 16, 256, 256 if "rotate" in op.names else 1))
+        x = _placed(made, rows, -(-cols // unit) * unit, made.choice(DTYPES), i)
+        if x.dim() > 2 and ("both" in name or "weight" in name):
+            x = x[-1]
+        how = {key: made.choice(of) for key, of in (op.choices | _MAYBE).items() if key in op.names}
+        how |= {key: _MORE[key](made) for key in needed[name] if key in _MORE}
+        if "block_rows" in how:
+            how["block_cols"] = how["block_rows"]
+        if "rounding" in how:
+            how["rounding"] = "nearest"
+        if "mxfp8" in name:
+            how["dtype"] = FP8_DTYPES[i % 2]
+        if "signs" in op.names and how["rotate"] != "none" and i % 2:
+            how["signs"] = signs_of(how["rotate"])
+        try:
+            op.plan(x, **how)
+        except (TypeError, ValueError):
+            continue  # what does not fit together
+        said = [value for value in how.values() if not isinstance(value, Tensor)]
+        what = (i, tuple(x.shape), x.stride(), x.storage_offset(), x.dtype, *said)
+        yield _case(name, what, (x,), **how)
+
+
 def _odd_widths() -> Iterator[Sample]:
     # Rows begin at every distance from a multiple of four bytes.
     ways = itertools.cycle(itertools.product(GROUP_DTYPES, FP8_DTYPES))
@@ -751,6 +828,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "around one block": _around_one_block,
     "samples in more": _samples_in_more,
     "any segments": functools.partial(_any_segments, 11, 50),
+    "any tensors": functools.partial(_any_tensors, 21, 600),
     "odd widths": _odd_widths,
     "anywhere": _anywhere,
     "long": _long,
@@ -763,6 +841,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
 }
 MORE: dict[str, Callable[[], Iterator[Sample]]] = {
     "many more segments": functools.partial(_any_segments, 12, 200),
+    "many more tensors": functools.partial(_any_tensors, 22, 700),
     "all edges": _edges,
     "all experts": lambda: iter(more_experts()[1::2]),
 }
