@@ -195,6 +195,21 @@ def more_experts() -> list[Sample]:
     ]
 
 
+def experts_in_more_launches() -> list[Sample]:
+    """More rows, or pairs, than the 1024 that a launch sorts with little shared memory."""
+
+    def grouped(device: torch.device | str) -> Arguments:
+        return _grouped_arguments(device, 1, [3, 700, 1030], 1040, 17, 32, None)
+
+    def mixed(device: torch.device | str) -> Arguments:
+        return layer(520, (3, 32, 16), routed(520, 2, 3, "absent"), torch.float16, device)
+
+    return [
+        Sample("nvfp4_grouped_linear", "more_launches", grouped, exact=False),
+        Sample("nvfp4_experts", "more_launches", mixed, exact=False),
+    ]
+
+
 def experts_in_tiles() -> list[Sample]:
     """Experts with many rows, alone and beside others with few; for compute capability 9.0."""
 

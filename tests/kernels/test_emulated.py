@@ -32,7 +32,7 @@ from samples import (
     randn,
 )
 from samples import COMPILED_OPS as OPS
-from samples_experts import experts_in_tiles
+from samples_experts import experts_in_more_launches, experts_in_tiles
 from samples_linear import packed
 from torch import Tensor
 
@@ -196,6 +196,8 @@ TWO_CLUSTERS = 8
 """The same with four, which is none of `machine.devices`."""
 BLACKWELL = 7
 """A device of compute capability 10.0 with one."""
+ADA = 5
+"""A device of compute capability 8.9, whose blocks have 99 KiB of shared memory at most."""
 
 
 @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -256,6 +258,12 @@ def test_experts_in_tiles(machine: Machine, checked: set[str]) -> None:
     for sample in experts_in_tiles():
         _check(machine, sample, [(HOPPER, False), (TWO_CLUSTERS, True)])
     checked.add("experts in tiles")
+
+
+@pytest.mark.parametrize("sample", experts_in_more_launches(), ids=str)
+def test_experts_in_more_launches(machine: Machine, sample: Sample) -> None:
+    """Of more rows, or pairs of a row and an expert, than a launch sorts."""
+    _check(machine, sample, [(ADA, False)])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
