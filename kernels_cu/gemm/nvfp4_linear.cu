@@ -41,6 +41,7 @@ struct LinearPlan {
   int kept_at;      // bytes from the sums to those kept between passes or for the other block
   int received_at;  // and to those that the other block sent, after 16 bytes for their barrier
   int row_step;     // of W, from a block's tile to its next
+  int stop;         // rows of W up to whole steps: warps of a block begin a pass together
   int64_t codes_step, scales_step, four_rows;  // bytes: the same, and four rows of codes
 };
 
@@ -147,14 +148,15 @@ class WeightStream {
   }
 
   __device__ __forceinline__ int end_of_hold() const {
-    return min(first_ + plan_.hold * plan_.row_step, w_.rows);
+    return min(first_ + plan_.hold * plan_.row_step, plan_.stop);
   }
   __device__ __forceinline__ void move_to(int row) {
     row_ = row;
     codes_ = codes_at(row + lane_row(), k_) + lane_piece() * 16;
     scales_ = scales_at(row + (lane() & 15), k_);
     const bool whole = kAligned && k_ + Way::kSegments * kSegment <= w_.cols;
-    limit_ = whole ? min(end_of_hold(), w_.rows - kTile + 1) : 0;
+    const int stop = first_ + plan_.hold * plan_.row_step;
+    limit_ = whole ? min(stop, w_.rows - kTile + 1) : 0;
   }
   // Moves on if these are all tiles of the hold.
   __device__ __forceinline__ void leave() {
@@ -576,6 +578,7 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
                   flush = flushed < hold ? flushed : hold;
     plan.own_sums = static_cast<int>(flush * kTileBytes > kStagedX ? flush * kTileBytes : kStagedX);
     plan.row_step = static_cast<int>(grid * beside * kTile);
+    plan.stop = static_cast<int>(steps * beside * kTile);
     plan.codes_step = static_cast<int64_t>(plan.row_step) * (w.cols / 2);
     plan.scales_step = static_cast<int64_t>(plan.row_step) * (w.cols / 16);
     plan.four_rows = static_cast<int64_t>(w.cols) * 2;

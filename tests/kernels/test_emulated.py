@@ -301,6 +301,15 @@ def test_products_whose_k_two_blocks_share(machine: Machine, rows: int, n: int, 
     _check(machine, sample, [(HOPPER, False), (HOPPER, True)])
 
 
+@pytest.mark.parametrize("rows", [2, 3])
+def test_products_in_passes_whose_last_step_lacks_a_tile(machine: Machine, rows: int) -> None:
+    """Two tiles side by side, of which the third step of a block has one."""
+    args = (randn(rows, 8464, dtype=torch.bfloat16), *packed(176, 8464, seed=1), torch.ones(1))
+    keywords = {"dtype": torch.float32}
+    sample = Sample("nvfp4_linear", f"{rows}", lambda _: (args, keywords), exact=False)
+    _check(machine, sample, [(TWO_CLUSTERS, False)])
+
+
 @pytest.mark.parametrize("rows", [1, 9])
 def test_products_of_the_longest_rows(machine: Machine, rows: int) -> None:
     """Sums of small integers, exact in every order."""
