@@ -101,6 +101,18 @@ def test_many_rows_against_float64(rows: int, dtype: torch.dtype) -> None:
         _check(scaled, x.double() * x_gsa.double()[:, None], values)
 
 
+@pytest.mark.parametrize("n", [4240, 8496, 12720, 16944])
+def test_an_odd_number_of_tiles_in_passes_over_k(n: int) -> None:
+    """The last step of a thread block lacks a tile, in each pass."""
+    for k in (8464, 12304, 20496):
+        w = _weight(n, k)
+        values = _values(w)
+        for rows in (1, 2, 3, 9):
+            x = torch.randn(rows, k, device="cuda").bfloat16()
+            got = jitquant.nvfp4_linear(x, w, dtype=torch.float32)
+            _check(got, x.double(), values)
+
+
 @pytest.mark.parametrize("rows", [1, 9, 17, 300])
 def test_the_longest_rows(rows: int) -> None:
     """Sums of small integers, exact in every order."""
