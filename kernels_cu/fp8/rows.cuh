@@ -258,27 +258,27 @@ struct RowPasses {
       if constexpr (kPairs) {
         const int64_t blocks[2] = {at(0), at(1)};
         source.template values<2>(fetched, blocks, held);
-        return;
-      }
+      } else {
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int b = at(begin + k);
-        const typename Source::Value x = whole_value(source, fetched[k], row, b, b < width);
-        Value& to = held[begin + k];
-        if constexpr (kNorm) {
-          if constexpr (!kBeside) {
-            weight[k] = {};
-            if (b < width) weight[k] = weights<W>(b);
-          }
-          BlockSquares<Element> sum;
+        for (int k = 0; k < kAtOnce; ++k) {
+          const int b = at(begin + k);
+          const typename Source::Value x = whole_value(source, fetched[k], row, b, b < width);
+          Value& to = held[begin + k];
+          if constexpr (kNorm) {
+            if constexpr (!kBeside) {
+              weight[k] = {};
+              if (b < width) weight[k] = weights<W>(b);
+            }
+            BlockSquares<Element> sum;
 #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            sum.add(i, value_of(x, i));
-            set_value(to, i, mul_rz(value_of(x, i), value_of(weight[k], i)));
+            for (int i = 0; i < 16; ++i) {
+              sum.add(i, value_of(x, i));
+              set_value(to, i, mul_rz(value_of(x, i), value_of(weight[k], i)));
+            }
+            squares[begin + k] = sum.sum();
+          } else {
+            to = x;
           }
-          squares[begin + k] = sum.sum();
-        } else {
-          to = x;
         }
       }
     }

@@ -91,7 +91,10 @@ __device__ __forceinline__ void zero_grid_padding(const GroupScales& s, const Gr
 // Minimum thread blocks of group_kernel per SM: limits the registers.
 template <class Source>
 constexpr int group_blocks_per_sm(int at_once) {
-  if (wants_registers<Source>(0) || (at_once == 2 && kInPairs<Source>)) return pieces_per_sm(3);
+  if (wants_registers<Source>(0)) return pieces_per_sm(3);
+  if (at_once == 2 && kInPairs<Source>) {
+    return std::is_same<typename Source::Element, Fp16>::value ? 5 : 6;  // 96 or 80 registers
+  }
   return pieces_per_sm(at_once == 2 || sizeof(typename Source::Fetched) <= 32 ? 5 : 4);
 }
 
