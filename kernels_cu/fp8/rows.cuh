@@ -412,6 +412,7 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
 
   RowIndex<(kHeld > 0)> r = passes.first_row();
   passes.begin(r);
+  if (kCase == Fp8Case::kGiven && threadIdx.x == 0) prefetch(scale.given);
   wait_for_previous();
   let_next_begin();
 #pragma unroll 1
@@ -580,7 +581,10 @@ cudaError_t launch_fp8_rows(const Source& source, const Normalize<typename Sourc
         return few(std::integral_constant<Fp8Case, Fp8Case::kComputed>());
       }
       if constexpr (kNorm) {
-        if (scale.kind == Fp8Scale::kTensor && scale.amax == nullptr) {
+        // A row alone has one scale, whatever it is called.
+        const bool one =
+            scale.kind == Fp8Scale::kTensor || (scale.kind == Fp8Scale::kRows && source.rows == 1);
+        if (one && scale.amax == nullptr) {
           return few(std::integral_constant<Fp8Case, Fp8Case::kGiven>());
         }
       }
