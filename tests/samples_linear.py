@@ -53,18 +53,19 @@ def linear_samples() -> dict[str, list[Sample]]:
         (0, 16, 32, {}),
         # In tiles, of each shape (gemm/linear_tiles.cuh), on a device with two multiprocessors.
         (20, 100, 576, {"bias": True}),
-        (30, 500, 128, {}),
+        (30, 500, 512, {"codes": True}),
+        (30, 500, 576, {"short": True}),
         (25, 50, 576, {"residual": True}),
         (40, 70, 576, {}),
         (25, 50, 512, {}),  # scales are copied by 16 bytes, then by 4
         (40, 50, 512, {"behind_a_word": True}),
-        (60, 500, 256, {"residual": True}),
+        (60, 500, 512, {"residual": True}),
         (100, 64, 64, {}),
         (100, 64, 192, {"bias": True, "codes": True}),
         (40, 50, 832, {"residual": True}),
         (250, 100, 192, {"bias": True}),
         (100, 130, 320, {}),
-        (100, 250, 320, {}),
+        (100, 500, 576, {}),
         (100, 370, 192, {"bias": True}),
         (250, 130, 192, {"bias": True, "residual": True, "codes": True, "one_gsa": True}),
         (300, 140, 448, {}),
@@ -92,7 +93,8 @@ def linear_samples() -> dict[str, list[Sample]]:
                 if more.get("residual"):
                     keywords["residual"] = randn(rows, n, dtype=torch.float32, seed=2).to(device)
                 if dtype is not None:
-                    return (randn(rows, cols, dtype=dtype).to(device), *w), keywords
+                    x = randn(rows, cols, dtype=dtype).to(device)
+                    return (x[:, :-3] if more.get("short") else x, *w), keywords
                 codes, scales = (t.to(device) for t in packed(rows, cols, seed=5))
                 gsas = rows if rows > 2 and not more.get("one_gsa") else 1
                 gsa = torch.linspace(0.5, 2.0, max(rows, 1))[:gsas].to(device)

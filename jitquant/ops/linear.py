@@ -354,12 +354,13 @@ def nvfp4_linear(
     to 16 rows. More rows are multiplied on the tensor cores on compute capability 9.0, where K is a
     multiple of 64 and rows of x start on multiples of 16 bytes: in one launch, or two if tiles of
     one shape would keep only some multiprocessors busy at the end. One more decodes an x in NVFP4
-    to bf16 first. Otherwise there is a launch for each 16 rows: from about 64 rows on, dequantizing
-    the weight once is faster, and `jitquant.nn.NVFP4Linear` does that.
+    to bf16 first, and for large weights it puts up to some hundred rows of any x in the order in
+    which the weight is decoded. Otherwise there is a launch for each 16 rows: from about 64 rows
+    on, dequantizing the weight once is faster, and `jitquant.nn.NVFP4Linear` does that.
 
-    Nothing is allocated beside the result, except ``2 * rows * K`` bytes if x in NVFP4 is decoded,
-    and the weight in FP8 with ``compute="fp8"``, ``N * (K + 4)`` bytes. They come from torch's
-    allocator and are free again, for work on this stream, when the call returns.
+    Nothing is allocated beside the result, except ``2 * rows * K`` bytes if x is decoded or put in
+    order, and the weight in FP8 with ``compute="fp8"``, ``N * (K + 4)`` bytes. They come from
+    torch's allocator and are free again, for work on this stream, when the call returns.
 
     With ``compute="fp8"`` both operands are FP8, at up to twice the tensor cores' rate, which is
     for some hundred rows and more. Codes times block scales are rounded to E4M3 with a power of two

@@ -13,8 +13,8 @@ void nvfp4_linear(Call& call, const declared::Nvfp4Linear& args, Result& y_resul
   const Memory y = y_result.memory("y", planned[0], args.x);
   const LinearEpilogue to = epilogue(args.x_gsa, args.bias, args.residual, y);
   const Launching at(call, args.x);
-  const Workspace decoded(nvfp4_linear_decoded(w, x), args.x);
-  check_launch(launch_nvfp4_linear(w, x, to, decoded.floats(), at.stream), "nvfp4_linear");
+  const Workspace rewritten(nvfp4_linear_rewritten(w, x), args.x);
+  check_launch(launch_nvfp4_linear(w, x, to, rewritten.floats(), at.stream), "nvfp4_linear");
 }
 
 }  // namespace

@@ -278,20 +278,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   } else {
     take_registers<Shape::kManyRegisters>();
     const int across = warpgroup - 1;
-    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, g = lane >> 2, t = lane & 3;
-    const uint32_t select = t | ((t + 4) << 4);
+    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, g = lane >> 2;
     constexpr int kPairs = Shape::kDepth / 32;  // of k-steps of 16
     const int own_row = across * 64 + warp * 16 + 2 * g;
-    uint32_t codes_at[2][kPairs];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = kActivate ? h * (Shape::kWeights / 2) + own_row / 2 : own_row + h;
-#pragma unroll
-      for (int p = 0; p < kPairs; ++p) {
-        codes_at[h][p] = kept(at.ring + Shape::kCodesAt + row * (Shape::kDepth / 2) +
-                              swizzled_piece<Shape>(row, p) * 16);
-      }
-    }
+    const int gate = own_row / 2;
+    const int rows_of_w[2] = {kActivate ? gate : own_row,
+                              kActivate ? Shape::kWeights / 2 + gate : own_row + 1};
+    LaneCodes<T, Shape, kPairs> lane_codes(at.ring, rows_of_w, own_row, 0);
     Ring<Shape::kStages> ring;
     for (int i = first; walk.at(i); i += step) {
       float d[Shape::kSums];
@@ -301,7 +294,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         auto& sums = reinterpret_cast<float (&)[decltype(rows_of_x)::value / 2]>(d);
 #pragma unroll
         for (float& sum : sums) sum = 0.0f;
-        multiply_stages<T, Shape, true>(sums, at, ring, codes_at, own_row, 0, select, {0, stages});
+        multiply_stages<T, Shape, true>(sums, at, ring, lane_codes, 0, {0, stages});
       };
       if constexpr (Shape::kRows < 256) {
         multiply(std::integral_constant<int, Shape::kRows>());
@@ -494,10 +487,10 @@ cudaError_t launch_expert_tiles(const ExpertWeights& w, const LinearOperand& x,
   };
   const int64_t experts = w.experts;
   if (x.rows > 64 * experts && experts <= kMostOfTall) {
-    if constexpr (has(kTall)) return launch(TileShape<256, 2, 1, 128, 3>());
+    if constexpr (has(kTall)) return launch(TileShape<256, 2, 1, 128, 3, XOrder::kPlain>());
     return kLacksKernels;
   }
-  return launch(TileShape<64, 4, 1, 128, 6>());
+  return launch(TileShape<64, 4, 1, 128, 6, XOrder::kPlain>());
 }
 
 // Whether the tile kernels take these weights on the current device: TMA needs rows that are a
@@ -508,7 +501,8 @@ bool has_expert_tiles(const ExpertWeights& w) {
     return reinterpret_cast<uintptr_t>(p) % bytes == 0;
   };
   return w.cols % 64 == 0 && aligned(w.codes, 16) && aligned(w.scales, 4) &&
-         has_warpgroups<&nvfp4_expert_tiles_kernel<T, TileShape<64, 4, 1, 128, 6>, false>>();
+         has_warpgroups<
+             &nvfp4_expert_tiles_kernel<T, TileShape<64, 4, 1, 128, 6, XOrder::kPlain>, false>>();
 }
 
 template <class T>

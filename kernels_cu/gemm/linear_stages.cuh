@@ -13,16 +13,23 @@
 
 namespace jitquant {
 
+// The order of x within 64 of k in a stage, see ordered_rows.cuh.
+//   kPlain    as in memory, copied by TMA
+//   kOrdered  as W is decoded. TMA copies it from memory where it has that order
+enum class XOrder : int { kPlain, kOrdered };
+
 // kShares is how many blocks of a cluster split k. With 1, the two blocks of a cluster have
 // neighboring rows of W, and each copies half of x for both. With 2, they have the same tile, and
 // each takes half of k.
-template <int kRowsOfX, int kSideBySide, int kSplits, int kOfK, int kRing, int kSharesOfK = 1>
+template <int kRowsOfX, int kSideBySide, int kSplits, int kOfK, int kRing, XOrder kOrderOfX,
+          int kSharesOfK = 1>
 struct TileShape {
   static constexpr int kRows = kRowsOfX, kAcross = kSideBySide, kAlong = kSplits;
   static constexpr int kDepth = kOfK, kStages = kRing;
   static constexpr int kWarpgroups = kAcross * kAlong;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kShares = kSharesOfK;
+  static constexpr XOrder kOrder = kOrderOfX;
   static constexpr int kWeights = 64 * kAcross;                // rows of W per block
   static constexpr int kOfCluster = kWeights * (2 / kShares);  // and per cluster
   static constexpr int kX = kRows * kDepth * 2;                // bytes per stage
@@ -272,8 +279,15 @@ __device__ __forceinline__ void load_scales(uint32_t stage, int row, int word,
     for (int i = 0; i < 4; ++i) scales[i / 2][i % 2] = words[i];
   } else {
 #pragma unroll
-    for (int i = 0; i < 2 * kWords; ++i) {
-      scales[i / kWords][i % kWords] = load_shared_4(from + (i / kWords * kPitch + i % kWords) * 4);
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t at = from + h * kPitch * 4;
+      if constexpr (kWords == 4) {
+        load_shared_16(at, scales[h]);
+      } else if constexpr (kWords == 2) {
+        load_shared_8(at, scales[h]);
+      } else {
+        scales[h][0] = load_shared_4(at);
+      }
     }
   }
 }

@@ -5,7 +5,8 @@
 //   tile      64 * kAcross rows of W by kRows rows of x, over all of k
 //   cluster   two blocks with neighboring rows of W; each copies half of x for both
 //             (split: two blocks with the same rows of W and half of k each)
-//   stage     kDepth of k: x and codes, both swizzled by TMA, and scales
+//   stage     kDepth of k: x and codes, both swizzled by TMA, and scales. Where many tiles read x,
+//             a launch before this one puts it in the order of codes
 //   grid      persistent: each of n clusters takes every n-th tile (split: one cluster per tile)
 //
 // W is operand A, decoded from shared memory into registers. A code times its scale is exact in
@@ -15,68 +16,137 @@
 #pragma once
 
 #include "linear_stages.cuh"
+#include "ordered_rows.cuh"
 
 namespace jitquant {
 
 #if defined(JITQUANT_HAS_WARPGROUPS)
 
-// Decodes two k-steps of 16. words[h] has 32 codes of row g + 8 h of A, of which this lane takes
-// columns 2t, 2t + 1, 2t + 8 and 2t + 9 of each half. scales[h] has that row's two scales.
-template <class T>
-__device__ __forceinline__ void decode(const uint32_t (&words)[2][4], const uint32_t (&scales)[2],
-                                       uint32_t select, uint32_t (&a)[8]) {
+// The codes of two rows of W that a lane decodes, those of rows g and g + 8 of A: in each stage
+// kPairs pairs of k-steps of 16.
+template <class T, class Shape, int kPairs>
+class LaneCodes {
+  // A load takes, if x is in the order of codes, 16 neighbors with one scale, which make two pairs.
+  // Otherwise it takes 32 codes for one pair, of which this lane has columns 2t, 2t + 1, 2t + 8 and
+  // 2t + 9 of each half.
+  static constexpr bool kOrdered = Shape::kOrder != XOrder::kPlain;
+  static constexpr int kEach = kOrdered ? 2 : 1, kWords = kOrdered ? 2 : 4;
+  static constexpr int kScaleWords = kPairs / 2;  // per stage and row
+
+ public:
+  // `rows`: of the stage. `scale_row`: the even one that has the scales of the first, before those
+  // of the second. `along`: the first pair of a row is pair `along` * kPairs.
+  __device__ __forceinline__ LaneCodes(uint32_t ring, const int (&rows)[2], int scale_row,
+                                       int along)
+      : ring_(ring), scale_row_(scale_row), scale_word_(along * kScaleWords) {
+    const int t = threadIdx.x & 3, first = t, second = t + 4;
+    select_ = exchanges_ ? second | (first << 4) : first | (second << 4);
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    // A byte has two neighboring codes. With the even ones moved up, the upper codes of a word of
-    // two such bytes from each are pairs of neighbors.
-    const uint32_t odd = byte_permute(byte_permute(words[h][0], words[h][1], select),
-                                      byte_permute(words[h][2], words[h][3], select), 0x5410);
-    const uint32_t even = shifted_left<4>(odd);
+    for (int h = 0; h < 2; ++h) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t scale = half == 0 ? half_twice<false>(scales[h]) : half_twice<true>(scales[h]);
-      uint32_t low, high;
-      place_upper_codes<T>(byte_permute(even, odd, half == 0 ? 0x5410 : 0x7632), low, high);
-      a[4 * half + h] = multiply_pairs<T>(low, scale);
-      a[4 * half + 2 + h] = multiply_pairs<T>(high, scale);
+      for (int i = 0; i < kPairs / kEach; ++i) {
+        const int piece = along * kPairs + i * kEach + (kOrdered ? t / 2 : 0);
+        const int row = exchanges_ ? rows[1 - h] : rows[h];
+        codes_at_[h][i] = kept(ring + Shape::kCodesAt + row * (Shape::kDepth / 2) +
+                               swizzled_piece<Shape>(row, piece) * 16 + (kOrdered ? t % 2 * 8 : 0));
+      }
     }
   }
-}
 
-// Adds the products of the stages of a tile to d. `codes_at`: where a stage has this warp's rows of
-// W, of which `weight_row` is the first, and pairs of k-steps from `along` * kPairs on.
+  // Loads pair p of the stage that is `stage` bytes into the ring.
+  __device__ __forceinline__ void fetch(uint32_t stage, int p) {
+    if (p == 0) load_scales<Shape>(ring_ + stage, scale_row_, scale_word_, scale_bytes_);
+    if (p % kEach != 0) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t from = codes_at_[h][p / kEach] + stage;
+      if constexpr (kOrdered) {
+        load_shared_8(from, words_[p / 2 & 1][h]);
+      } else {
+        load_shared_16(from, words_[p & 1][h]);
+      }
+    }
+  }
+  // Decodes pair p. Call it for each p in turn.
+  __device__ __forceinline__ void decode(int p, uint32_t (&a)[8]) {
+    if constexpr (kOrdered) {
+      if (p % 2 == 0) {
+        scale_pairs<T>(byte_permute(scale_bytes_[0][p / 2], scale_bytes_[1][p / 2], select_),
+                       scales_[0]);
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        uint32_t pairs[4];
+        const uint32_t scale =
+            h == 0 ? half_twice<false>(scales_[0][0]) : half_twice<true>(scales_[0][0]);
+        scale_codes<T>(words_[p / 2 & 1][h][p & 1], scale, pairs);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[2 * i + h] = pairs[i];
+      }
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (p % 2 == 0) scale_pairs<T>(scale_bytes_[h][p / 2], scales_[h]);
+        // A byte has two neighboring codes. With the even ones moved up, the upper codes of a word
+        // of two such bytes from each are pairs of neighbors.
+        const uint32_t (&words)[kWords] = words_[p & 1][h];
+        const uint32_t odd = byte_permute(byte_permute(words[0], words[1], select_),
+                                          byte_permute(words[2], words[3], select_), 0x5410);
+        const uint32_t even = shifted_left<4>(odd), scale = scales_[h][p & 1];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t own = half == 0 ? half_twice<false>(scale) : half_twice<true>(scale);
+          uint32_t low, high;
+          place_upper_codes<T>(byte_permute(even, odd, half == 0 ? 0x5410 : 0x7632), low, high);
+          a[4 * half + h] = multiply_pairs<T>(low, own);
+          a[4 * half + 2 + h] = multiply_pairs<T>(high, own);
+        }
+      }
+    }
+  }
+
+  // Puts a lane's sums in the order of its rows.
+  template <int kSums>
+  __device__ __forceinline__ void restore(float (&d)[kSums]) const {
+    if constexpr (kExchanges) {
+#pragma unroll
+      for (int i = 0; i < kSums; i += 4) {
+#pragma unroll
+        for (int j = i; j < i + 2; ++j) {
+          const float low = exchanges_ ? d[j + 2] : d[j], high = exchanges_ ? d[j] : d[j + 2];
+          d[j] = low, d[j + 2] = high;
+        }
+      }
+    }
+  }
+
+ private:
+  // Two rows of 64 bytes use all banks. So that the lanes of a load do too, every second one takes
+  // its two rows the other way round.
+  static constexpr bool kExchanges = kOrdered && Shape::kDepth == 128;
+  const bool exchanges_ = kExchanges && (threadIdx.x & 4) != 0;
+  const uint32_t ring_;
+  const int scale_row_, scale_word_;
+  uint32_t select_;
+  uint32_t codes_at_[2][kPairs / kEach];
+  uint32_t words_[2][2][kWords], scale_bytes_[2][kScaleWords], scales_[2][2];
+};
+
+// Adds the products of the stages of a tile to d, of k from pair `along` * kPairs of each stage on.
 // kLooksAhead: a warp loads and decodes the next stage's first pair while it multiplies this one's
 // last.
 template <class T, class Shape, bool kLooksAhead, int kSums, int kPairs>
 __device__ __forceinline__ void multiply_stages(float (&d)[kSums], const StagesAt& at,
                                                 Ring<Shape::kStages>& ring,
-                                                const uint32_t (&codes_at)[2][kPairs],
-                                                int weight_row, int along, uint32_t select,
+                                                LaneCodes<T, Shape, kPairs>& codes, int along,
                                                 const StagesOfK& of_k) {
-  constexpr int kScaleWords = kPairs / 2;  // per stage and row
   int before = -1;
-  uint32_t a[2][8], words[2][2][4], scale_bytes[2][kScaleWords], scales[2][2];
-  const auto fetch = [&](uint32_t stage, int p) {
-    if (p == 0) {
-      load_scales<Shape>(at.ring + stage, weight_row, along * kScaleWords, scale_bytes);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) load_shared_16(codes_at[h][p] + stage, words[p & 1][h]);
-  };
-  const auto prepare = [&](int p) {
-    uint32_t own_scales[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (p % 2 == 0) scale_pairs<T>(scale_bytes[h][p / 2], scales[h]);
-      own_scales[h] = scales[h][p & 1];
-    }
-    decode<T>(words[p & 1], own_scales, select, a[p & 1]);
-  };
+  uint32_t a[2][8];
   const auto begin = [&] {
     wait_for(at.full + 8 * ring.stage, ring.parity);
-    fetch(ring.stage * Shape::kStage, 0);
-    fetch(ring.stage * Shape::kStage, 1);
-    prepare(0);
+    codes.fetch(ring.stage * Shape::kStage, 0);
+    codes.fetch(ring.stage * Shape::kStage, 1);
+    codes.decode(0, a[0]);
   };
   if (kLooksAhead) begin();
 #pragma unroll 1
@@ -97,17 +167,17 @@ __device__ __forceinline__ void multiply_stages(float (&d)[kSums], const StagesA
       multiply_tiles<T>(d, a[p & 1], b);
       end_products();
       if (p + 2 < kPairs) {
-        fetch(stage, p + 2);
+        codes.fetch(stage, p + 2);
       } else if (next) {
         if (p + 2 == kPairs) wait_for(at.full + 8 * ring.stage, ring.parity);
-        fetch(ring.stage * Shape::kStage, p + 2 - kPairs);
+        codes.fetch(ring.stage * Shape::kStage, p + 2 - kPairs);
       }
       wait_for_products<1>();
       if (p == 0 && before >= 0) release_stage<Shape>(at, before);
       if (p + 1 < kPairs) {
-        prepare(p + 1);
+        codes.decode(p + 1, a[(p + 1) & 1]);
       } else if (next) {
-        prepare(0);
+        codes.decode(0, a[0]);
       }
     }
     before = own_stage;
@@ -169,27 +239,19 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   } else {
     take_registers<Shape::kManyRegisters>();
     const int own = warpgroup - 1, across = own / Shape::kAlong, along = own % Shape::kAlong;
-    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, g = lane >> 2, t = lane & 3;
-    const uint32_t select = t | ((t + 4) << 4);
+    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, g = lane >> 2;
     constexpr int kPairs = Shape::kDepth / Shape::kAlong / 32;  // of k-steps of 16
     const int weight_row = across * 64 + warp * 16 + 2 * g;
-    uint32_t codes_at[2][kPairs];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int p = 0; p < kPairs; ++p) {
-        codes_at[h][p] = kept(at.ring + Shape::kCodesAt + (weight_row + h) * (Shape::kDepth / 2) +
-                              swizzled_piece<Shape>(weight_row + h, along * kPairs + p) * 16);
-      }
-    }
+    LaneCodes<T, Shape, kPairs> lane_codes(at.ring, {weight_row, weight_row + 1}, weight_row,
+                                           along);
     constexpr bool kLooksAhead = kPairs > 2;  // with two pairs per stage that takes 5% longer
     for (int i = first; walk.at(i); i += step) {
       float d[Shape::kSums];
 #pragma unroll
       for (int j = 0; j < Shape::kSums; ++j) d[j] = 0.0f;
       const int first_row = at.template first_weight<Shape>(walk) + weight_row;
-      multiply_stages<T, Shape, kLooksAhead>(d, at, ring, codes_at, weight_row, along, select,
-                                             of_k);
+      multiply_stages<T, Shape, kLooksAhead>(d, at, ring, lane_codes, along, of_k);
+      lane_codes.restore(d);
       if constexpr (Shape::kAlong > 1) {
         float* const parts = reinterpret_cast<float*>(tiles + Shape::kStages * Shape::kStage);
         const int thread = threadIdx.x & 127;
@@ -281,47 +343,51 @@ constexpr bool kTakesFewest = true, kTakesFew = true, kTakesSome = true, kTakesM
 #endif
 
 // Rows of x, warpgroups across W, warpgroups along k, depth of a stage, number of stages.
-using Tall32 = TileShape<32, 1, 4, 256, 8>;
-using Wide32 = TileShape<32, 4, 1, 128, 8>;
-using Tall64 = TileShape<64, 1, 4, 256, 4>;
-using Wide64 = TileShape<64, 4, 1, 128, 6>;
-using Tall128 = TileShape<128, 1, 2, 128, 5>;
-using Wide128 = TileShape<128, 2, 1, 128, 5>;
-using Wide128By192 = TileShape<128, 3, 1, 128, 4>;  // 192 rows of W
-using Wide256 = TileShape<256, 2, 1, 128, 3>;
+using Tall32 = TileShape<32, 1, 4, 256, 8, XOrder::kPlain>;
+using Tall64 = TileShape<64, 1, 4, 256, 4, XOrder::kPlain>;
+using Wide32 = TileShape<32, 4, 1, 256, 4, XOrder::kOrdered>;
+using Wide64 = TileShape<64, 4, 1, 256, 3, XOrder::kOrdered>;
+using Tall128 = TileShape<128, 1, 2, 128, 5, XOrder::kPlain>;
+using Wide128 = TileShape<128, 2, 1, 128, 5, XOrder::kOrdered>;
+using Wide128By192 = TileShape<128, 3, 1, 128, 4, XOrder::kPlain>;  // 192 rows of W
+using Wide256 = TileShape<256, 2, 1, 128, 3, XOrder::kPlain>;
 // The same, but a cluster has one tile and each of its two blocks takes half of k.
 template <class Shape>
-using Split =
-    TileShape<Shape::kRows, Shape::kAcross, Shape::kAlong, Shape::kDepth, Shape::kStages, 2>;
-
+using Split = TileShape<Shape::kRows, Shape::kAcross, Shape::kAlong, Shape::kDepth, Shape::kStages,
+                        Shape::kOrder, 2>;
 // TMA needs rows that are a multiple of 16 bytes apart. Scales are copied four at a time.
-template <class T>
+template <class Input>
 bool takes_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
+  using T = typename LinearInput<Input>::Operand;
   const auto aligned = [](const void* p, uintptr_t bytes) {
     return reinterpret_cast<uintptr_t>(p) % bytes == 0;
   };
-  using Any = std::conditional_t<kTakesSome, Tall64, Tall128>;
-  return w.cols % 64 == 0 && aligned(w.codes, 16) && aligned(w.scales, 4) && aligned(x.data, 16) &&
-         x.stride % 8 == 0 && x.rows <= std::numeric_limits<int32_t>::max() / 2 &&
+  using Any = std::conditional_t<kTakesSome, Wide64, Tall128>;
+  const bool x_fits = LinearInput<Input>::kCodes || (aligned(x.data, 16) && x.stride % 8 == 0);
+  return w.cols % 64 == 0 && aligned(w.codes, 16) && aligned(w.scales, 4) && x_fits &&
+         x.rows <= std::numeric_limits<int32_t>::max() / 2 &&
          has_warpgroups<&nvfp4_linear_tiles_kernel<T, Any>>();
 }
 
 // Picks the offered shape, or pair of shapes, with the least estimated time.
-template <class T>
+template <class Input>
 class TileChoice {
  public:
+  using T = typename LinearInput<Input>::Operand;
+
   TileChoice(const Nvfp4Weight& w, const LinearOperand& x) : w_(w), x_(x) {}
 
   // `us`: microseconds of a tile with 8192 columns on an H200, while every cluster runs one.
   template <class Shape>
   void offer(int64_t us) {
     const TilesPlan plan = plan_tiles<Shape>(x_.rows, w_.rows);
-    if (takes<Shape>()) consider(rounds(plan) * us, {&launch_tiles<T, Shape>, plan}, {});
+    if (takes<Shape>()) consider(rounds(plan) * us + us_to_order<Shape>(), part<Shape>(plan), {});
   }
   // Shape for as many rows of W as keep every cluster busy, then Rest for the others.
   template <class Shape, class Rest>
   void offer_both(int64_t us, int64_t us_of_rest) {
-    static_assert(Shape::kRows == Rest::kRows && Shape::kOfCluster % Rest::kOfCluster == 0,
+    static_assert(Shape::kOrder == Rest::kOrder && Shape::kRows == Rest::kRows &&
+                      Shape::kOfCluster % Rest::kOfCluster == 0,
                   "the second launch begins where the first one ends");
     constexpr int64_t kLaunch = 4;  // in the unit of `us`
     TilesPlan plan = plan_tiles<Shape>(x_.rows, w_.rows);
@@ -332,63 +398,87 @@ class TileChoice {
     TilesPlan rest = plan_tiles<Rest>(x_.rows, w_.rows);
     rest.first_of_weights = tiles * (Shape::kOfCluster / Rest::kOfCluster);
     rest.tiles_of_weights -= rest.first_of_weights;
-    consider(rounds(plan) * us + rounds(rest) * us_of_rest + kLaunch,
-             {&launch_tiles<T, Shape>, plan}, {&launch_tiles<T, Rest>, rest});
+    consider(rounds(plan) * us + rounds(rest) * us_of_rest + kLaunch, part<Shape>(plan),
+             part<Rest>(rest));
   }
-  cudaError_t launch(const LinearEpilogue& to, cudaStream_t stream) const {
+  // Whether a first launch writes x to memory, in the order that the products take.
+  bool rewrites() const { return kCodes || order_ == XOrder::kOrdered; }
+  // `values`: memory for x if it is rewritten.
+  cudaError_t launch(T* values, const LinearEpilogue& to, cudaStream_t stream) const {
+    LinearOperand x = x_;
+    if (rewrites()) {
+      const cudaError_t error =
+          order_ == XOrder::kOrdered
+              ? launch_order_rows<Input, true>(x_, values, w_.cols, stream)
+              : launch_order_rows<Input, !kCodes>(x_, values, w_.cols, stream);
+      if (error != cudaSuccess) return error;
+      x = {values, nullptr, x_.dtype, w_.cols, x_.rows, w_.cols};
+    }
     for (const Part& part : parts_) {
       if (part.launch == nullptr) break;
-      const cudaError_t error = part.launch(w_, x_, to, part.plan, stream);
+      const cudaError_t error = part.launch(w_, x, to, part.plan, stream);
       if (error != cudaSuccess) return error;
     }
     return cudaSuccess;
   }
 
  private:
+  static constexpr bool kCodes = LinearInput<Input>::kCodes;
   struct Part {
     cudaError_t (*launch)(const Nvfp4Weight&, const LinearOperand&, const LinearEpilogue&,
                           const TilesPlan&, cudaStream_t) = nullptr;
     TilesPlan plan = {};
+    XOrder order = XOrder::kPlain;
   };
+  template <class Shape>
+  static Part part(const TilesPlan& plan) {
+    return {&launch_tiles<T, Shape>, plan, Shape::kOrder};
+  }
 
   // Each block of a cluster that splits k needs a stage.
   template <class Shape>
   bool takes() const {
     return w_.cols > (Shape::kShares - 1) * Shape::kDepth;
   }
+  // Of ordering x, in the unit of `us`. Also for x in NVFP4, which any shape has to rewrite, so
+  // that its products are those of its values in bf16.
+  template <class Shape>
+  int64_t us_to_order() const {
+    return Shape::kOrder == XOrder::kPlain ? 0 : 2 * 8192 / w_.cols + x_.rows / 96;
+  }
   int64_t rounds(const TilesPlan& plan) const {
     return (count_of(plan) + clusters_ - 1) / clusters_;
   }
   void consider(int64_t us, const Part& first, const Part& second) {
-    if (us < us_) us_ = us, parts_[0] = first, parts_[1] = second;
+    if (us < us_) us_ = us, order_ = first.order, parts_[0] = first, parts_[1] = second;
   }
 
   const Nvfp4Weight& w_;
   const LinearOperand& x_;
   const int64_t clusters_ = sm_count() / 2;
   int64_t us_ = std::numeric_limits<int64_t>::max();
+  XOrder order_ = XOrder::kPlain;
   Part parts_[2];
 };
 
-template <class T>
-cudaError_t launch_as_tiles(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to,
-                            cudaStream_t stream) {
-  TileChoice<T> choice(w, x);
+template <class Input>
+TileChoice<Input> choose_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
+  TileChoice<Input> choice(w, x);
   const bool some = x.rows <= 64;
   if constexpr (kTakesSome) {
     if (some) {
       choice.template offer<Tall32>(27);
-      choice.template offer<Wide32>(82);
+      choice.template offer<Wide32>(62);
       choice.template offer<Split<Tall32>>(17);
       choice.template offer<Tall64>(31);
-      choice.template offer<Wide64>(92);
+      choice.template offer<Wide64>(73);
       choice.template offer<Split<Tall64>>(19);
     }
   }
   if constexpr (kTakesMore) {
     if (!some) {
       choice.template offer<Tall128>(37);
-      choice.template offer<Wide128>(65);
+      choice.template offer<Wide128>(57);
       choice.template offer<Split<Tall128>>(23);
       choice.template offer<Wide128By192>(76);
       choice.template offer<Split<Wide128By192>>(57);
@@ -402,7 +492,7 @@ cudaError_t launch_as_tiles(const Nvfp4Weight& w, const LinearOperand& x, const 
       choice.template offer_both<Wide256, Split<Wide256>>(95, 60);
     }
   }
-  return choice.launch(to, stream);
+  return choice;
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 // y = x W^T for an NVFP4 weight, which is read as stored. The kernel here takes up to 16 rows of x.
-// For more rows on compute capability 9.0 see linear_tiles.cuh; NVFP4 x is first decoded for it by
-// decoded_rows.cuh.
+// For more rows on compute capability 9.0 see linear_tiles.cuh; ordered_rows.cuh prepares x for it.
 //
 //   block     up to kMostWarps warps, as (warps along k, row tiles of W side by side)
 //   tile      16 rows of W over all of k; tiles side by side are one step, and a block takes every
@@ -22,7 +21,6 @@
 // of segments in the tensor core (16 rows: segment by segment), then the pairs of a span (at most
 // 4096 of k), then spans, then the blocks of a cluster. So within a way, a row's result does not
 // depend on the number of rows.
-#include "decoded_rows.cuh"
 #include "jitquant/cluster.cuh"
 #include "linear_tiles.cuh"
 #include "product.cuh"
@@ -611,24 +609,18 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
 constexpr int kMostRows = 16;  // per launch of nvfp4_linear_kernel
 constexpr bool kTakesMany = kTakesSome || kTakesMore;
 
-// NVFP4 x after decoding.
-LinearOperand decoded_rows(const LinearOperand& x, void* values) {
-  return {values, nullptr, DType::kBFloat16, x.cols, x.rows, x.cols};
-}
-
 // A template, so that only libraries that need the tile kernels compile them.
 template <class Input>
-int64_t count_decoded(const Nvfp4Weight& w, const LinearOperand& x) {
-  using T = typename LinearInput<Input>::Operand;
-  if constexpr (kTakesMany && LinearInput<Input>::kCodes) {
-    if (x.rows > kMostRows && takes_tiles<T>(w, decoded_rows(x, nullptr))) return x.rows * x.cols;
+bool takes_tiles_of(const Nvfp4Weight& w, const LinearOperand& x) {
+  if constexpr (kTakesMany) {
+    return x.rows > kMostRows && takes_tiles<Input>(w, x);
   }
-  return 0;
+  return false;
 }
 
 template <class Input>
 cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to,
-                        void* decoded, cudaStream_t stream) {
+                        float* rewritten, cudaStream_t stream) {
   const bool aligned = is_aligned<Input>(w, x);
   const int64_t rows = x.rows;
   const bool taken = rows <= 2           ? kTakesFewest
@@ -637,16 +629,10 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
                      : rows <= 128       ? kTakesMore
                                          : kTakesMost;
   if (!taken) return kLacksKernels;
-  if constexpr (kTakesMany && LinearInput<Input>::kCodes) {
-    using T = typename LinearInput<Input>::Operand;
-    if (decoded != nullptr) {
-      const cudaError_t error = launch_decode_rows(x, static_cast<T*>(decoded), stream);
-      if (error != cudaSuccess) return error;
-      return launch_as_tiles<T>(w, decoded_rows(x, decoded), to, stream);
-    }
-  } else if constexpr (kTakesMany) {
-    if (rows > kMostRows && takes_tiles<Input>(w, x)) {
-      return launch_as_tiles<Input>(w, x, to, stream);
+  if constexpr (kTakesMany) {
+    if (takes_tiles_of<Input>(w, x)) {
+      using T = typename LinearInput<Input>::Operand;
+      return choose_tiles<Input>(w, x).launch(reinterpret_cast<T*>(rewritten), to, stream);
     }
   }
   const int64_t row_bytes = LinearInput<Input>::kCodes ? (x.cols + 15) / 16 * 8 : x.stride * 2;
@@ -692,41 +678,47 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
   return cudaSuccess;
 }
 
-}  // namespace
-
-// How many bf16 elements a first launch decodes NVFP4 x to, on the current device; 0 if the product
-// reads x as it is.
-// In floats, of which each has room for two elements of bf16.
-int64_t nvfp4_linear_decoded(const Nvfp4Weight& w, const LinearOperand& x) {
-#if defined(JITQUANT_DTYPE)
-  return 0;  // this library takes only bf16 or only fp16 x
-#else
-  return x.scales != nullptr ? count_decoded<CodeInput>(w, x) / 2 : 0;
-#endif
-}
-
-cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
-                                const LinearEpilogue& to, float* decoded, cudaStream_t stream) {
-  if (w.rows == 0 || x.rows == 0) return cudaSuccess;
-  if (!gives(to.dtype)) return cudaErrorInvalidValue;
+// f(input) with the kind of x, or `otherwise` if this library does not take it.
+template <class R, class F>
+R with_input(const LinearOperand& x, R otherwise, F&& f) {
 #ifdef JITQUANT_LINEAR_CODES
   // A library for NVFP4 x only.
-  return x.scales != nullptr ? launch_rows<CodeInput>(w, x, to, decoded, stream)
-                             : cudaErrorInvalidValue;
+  if (x.scales != nullptr) return f(CodeInput());
 #elif defined(JITQUANT_DTYPE)
   // A library for x in this dtype only (dispatch.cuh).
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
   if constexpr (kOnly != DType::kFloat32) {
     using Only = std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>;
-    if (x.scales == nullptr && x.dtype == kOnly)
-      return launch_rows<Only>(w, x, to, decoded, stream);
+    if (x.scales == nullptr && x.dtype == kOnly) return f(Only());
   }
-  return cudaErrorInvalidValue;
 #else
-  if (x.scales != nullptr) return launch_rows<CodeInput>(w, x, to, decoded, stream);
-  return x.dtype == DType::kBFloat16 ? launch_rows<Bf16>(w, x, to, decoded, stream)
-                                     : launch_rows<Fp16>(w, x, to, decoded, stream);
+  if (x.scales != nullptr) return f(CodeInput());
+  return x.dtype == DType::kBFloat16 ? f(Bf16()) : f(Fp16());
 #endif
+  return otherwise;
+}
+
+}  // namespace
+
+// How many floats of memory a product needs for x, on the current device: 0 if it reads x as it is.
+int64_t nvfp4_linear_rewritten(const Nvfp4Weight& w, const LinearOperand& x) {
+  return with_input(x, int64_t{0}, [&](auto input) {
+    using Input = decltype(input);
+    if constexpr (kTakesMany) {
+      const bool rewrites = takes_tiles_of<Input>(w, x) && choose_tiles<Input>(w, x).rewrites();
+      return rewrites ? x.rows * w.cols / 2 : int64_t{0};
+    }
+    return int64_t{0};
+  });
+}
+
+cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
+                                const LinearEpilogue& to, float* rewritten, cudaStream_t stream) {
+  if (w.rows == 0 || x.rows == 0) return cudaSuccess;
+  if (!gives(to.dtype)) return cudaErrorInvalidValue;
+  return with_input(x, cudaErrorInvalidValue, [&](auto input) {
+    return launch_rows<decltype(input)>(w, x, to, rewritten, stream);
+  });
 }
 #endif
 

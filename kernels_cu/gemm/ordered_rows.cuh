@@ -1,65 +1,73 @@
-// Decodes rows of NVFP4 x to bf16 for the tile kernels. A code times its block scale is exact in
-// bf16.
+// Rows of x as the tile kernels copy them: in bf16 or fp16, decoded from NVFP4 if need be, which is
+// exact, and either as they are or in the order in which a lane decodes W: of 64 columns, word i of
+// a lane's two words of eight codes goes to k-steps 2i and 2i + 1. There, lane t has columns 2t,
+// 2t + 1, 2t + 8 and 2t + 9 of the operand.
 #pragma once
 
 #include "product.cuh"
 
 namespace jitquant {
 
-constexpr int kWordsEach = 2;  // words of codes per thread
+constexpr int kPiecesEach = 4;  // of eight neighboring columns, per thread
 
-// Decodes eight values, without gsa, in the order of their columns.
-__device__ __forceinline__ void decode_word(uint32_t codes, uint32_t scale, uint32_t (&values)[4]) {
-  // order_x8 gives them times 2^kExponent. Multiplying by kBack undoes that exactly.
-  constexpr uint32_t kBack = (127 - ScaledCodes<Bf16>::kExponent) * 0x00800080u;
-  uint32_t pairs[4] = {codes, scale};
-  order_x8<CodeInput>(pairs);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t even = multiply_pairs<Bf16>(pairs[2 * i], kBack);
-    const uint32_t odd = multiply_pairs<Bf16>(pairs[2 * i + 1], kBack);
-    values[i] = byte_permute(even, odd, 0x5410);
-    values[2 + i] = byte_permute(even, odd, 0x7632);
-  }
-}
-
-// Word i of the codes, with scale i / 2, gives values 8 * i to 8 * i + 7. They stay in the L2 cache
-// if they fit, because the next kernel reads them. A template, so that only libraries that launch
-// it compile it.
-template <class T>
-__global__ void __launch_bounds__(kPieceThreads)
-    decode_rows_kernel(const uint32_t* codes, const uint8_t* scales, T* values, int64_t words) {
-  wait_for_previous();
+// A thread block has a part of a row. Columns that x lacks are zero. The results stay in the L2
+// cache if they fit, because the next kernel reads them. With at most 32 registers, thread blocks
+// are resident beside those of an earlier product of few rows. They let the next kernel begin at
+// once: it is a product, which reads nothing before its own wait.
+template <class Input, bool kOrders>
+__global__ void __launch_bounds__(kPieceThreads, 2048 / kPieceThreads)
+    order_rows_kernel(const __grid_constant__ LinearOperand x,
+                      typename LinearInput<Input>::Operand* values, int cols, int parts) {
   let_next_begin();
-  const int64_t first =
-      static_cast<int64_t>(blockIdx.x) * (kPieceThreads * kWordsEach) + threadIdx.x;
-  uint32_t word[kWordsEach], scale[kWordsEach];
+  wait_for_previous();
+  const int row = static_cast<int>(blockIdx.x / parts);
+  const int part = static_cast<int>(blockIdx.x - row * parts);
+  const int first = (part * kPiecesEach * kPieceThreads + threadIdx.x) * 8;
+  uint32_t words[kPiecesEach][4];
 #pragma unroll
-  for (int k = 0; k < kWordsEach; ++k) {
-    const int64_t i = first + k * kPieceThreads;
-    if (i < words) word[k] = codes[i], scale[k] = scales[i >> 1];
+  for (int i = 0; i < kPiecesEach; ++i) {
+    load_x8_whole<Input>(x, row, first + i * kPieceThreads * 8, words[i]);
   }
+  auto* const to = values + static_cast<int64_t>(row) * cols;
+  const auto store = [&](int column, uint32_t (&w)[4]) {
+    value_x8<Input>(w);
+    if constexpr (kOrders) {
+      const int t = column / 16 % 4, word = column / 8 % 2;
+      uint32_t* const at = reinterpret_cast<uint32_t*>(to + column / 64 * 64) + word * 16 + t;
 #pragma unroll
-  for (int k = 0; k < kWordsEach; ++k) {
-    const int64_t i = first + k * kPieceThreads;
-    if (i >= words) break;
-    uint32_t decoded[4];
-    decode_word(word[k], scale[k], decoded);
-    store_words<4>(values + i * 8, decoded);
+      for (int q = 0; q < 4; ++q) at[q * 4] = w[q];
+    } else {
+      const uint32_t plain[4] = {byte_permute(w[0], w[1], 0x5410), byte_permute(w[2], w[3], 0x5410),
+                                 byte_permute(w[0], w[1], 0x7632),
+                                 byte_permute(w[2], w[3], 0x7632)};
+      store_words<4>(to + column, plain);
+    }
+  };
+  // Where x ends, if not after eight columns. One thread takes that apart.
+  const int partial = x.cols % 8 == 0 ? cols : x.cols / 8 * 8;
+#pragma unroll
+  for (int i = 0; i < kPiecesEach; ++i) {
+    const int column = first + i * kPieceThreads * 8;
+    if (column < cols && column != partial) store(column, words[i]);
+  }
+  if (partial < cols && part == 0 && threadIdx.x == 0) {
+    load_x8<Input, false>(x, row, partial, words[0]);
+    store(partial, words[0]);
   }
 }
 
 #ifndef __CUDACC_RTC__
 namespace {
 
-// `values` has room for x.rows * x.cols elements and is aligned to 16 bytes.
-template <class T>
-cudaError_t launch_decode_rows(const LinearOperand& x, T* values, cudaStream_t stream) {
-  constexpr int kWork = kPieceThreads * kWordsEach;
-  const int64_t words = x.rows * (x.cols / 8);
-  const LaunchShape shape = {(words + kWork - 1) / kWork, kPieceThreads, Start::kOverlapped};
-  return launch<&decode_rows_kernel<T>>(shape, stream, static_cast<const uint32_t*>(x.data),
-                                        x.scales, values, words);
+// `values` has room for x.rows * cols elements and is aligned to 16 bytes, and so are the rows of
+// x. cols is a multiple of 64.
+template <class Input, bool kOrders>
+cudaError_t launch_order_rows(const LinearOperand& x, typename LinearInput<Input>::Operand* values,
+                              int cols, cudaStream_t stream) {
+  constexpr int kColumns = kPieceThreads * kPiecesEach * 8;
+  const int parts = (cols + kColumns - 1) / kColumns;
+  const LaunchShape shape = {x.rows * parts, kPieceThreads, Start::kOverlapped};
+  return launch<&order_rows_kernel<Input, kOrders>>(shape, stream, x, values, cols, parts);
 }
 
 }  // namespace

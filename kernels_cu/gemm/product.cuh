@@ -39,7 +39,7 @@ struct LinearInput {
   using Operand = T;
   static constexpr bool kCodes = false;
 };
-struct CodeInput;
+struct CodeInput {};
 template <>
 struct LinearInput<CodeInput> {
   using Operand = Bf16;
@@ -193,6 +193,32 @@ __device__ __forceinline__ void order_x8(uint32_t* words) {
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) words[i] = pairs[i];
+}
+
+// The same, without the factor 2^kExponent of decoded codes, which this undoes exactly.
+template <class Input>
+__device__ __forceinline__ void value_x8(uint32_t (&words)[4]) {
+  using T = typename LinearInput<Input>::Operand;
+  order_x8<Input>(words);
+  if constexpr (LinearInput<Input>::kCodes) {
+    constexpr uint32_t kBack = (127 - ScaledCodes<T>::kExponent) * 0x00800080u;
+#pragma unroll
+    for (uint32_t& pair : words) pair = multiply_pairs<T>(pair, kBack);
+  }
+}
+// As load_x8, of an x whose rows are aligned to 16 bytes. Zeros unless all eight elements exist.
+template <class Input>
+__device__ __forceinline__ void load_x8_whole(const LinearOperand& x, int row, int k,
+                                              uint32_t (&words)[4]) {
+  if constexpr (LinearInput<Input>::kCodes) {
+    load_x8<Input, false>(x, row, k, words);  // codes are padded
+  } else {
+#pragma unroll
+    for (uint32_t& word : words) word = 0;
+    if (k + 8 <= x.cols) {
+      load_words<4>(static_cast<const uint16_t*>(x.data) + row * x.stride + k, words);
+    }
+  }
 }
 
 // Rows of x in their own order.

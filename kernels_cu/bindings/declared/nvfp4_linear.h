@@ -9,8 +9,8 @@
 
 namespace jitquant {
 
-int64_t nvfp4_linear_decoded(const Nvfp4Weight& w, const LinearOperand& x);
-cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to, float* decoded, cudaStream_t stream);
+int64_t nvfp4_linear_rewritten(const Nvfp4Weight& w, const LinearOperand& x);
+cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to, float* rewritten, cudaStream_t stream);
 
 }  // namespace jitquant
 

@@ -18,6 +18,10 @@ inline void load_shared_16(uint32_t from, uint32_t (&words)[4]) {
   if (from % 16 != 0) emulation::fail_kernel("16 bytes of shared memory are not aligned");
   std::memcpy(words, emulation::shared_pointer(from), sizeof words);
 }
+inline void load_shared_8(uint32_t from, uint32_t (&words)[2]) {
+  if (from % 8 != 0) emulation::fail_kernel("8 bytes of shared memory are not aligned");
+  std::memcpy(words, emulation::shared_pointer(from), sizeof words);
+}
 inline uint32_t load_shared_4(uint32_t from) {
   if (from % 4 != 0) emulation::fail_kernel("4 bytes of shared memory are not aligned");
   return *reinterpret_cast<const uint32_t*>(emulation::shared_pointer(from));
