@@ -120,7 +120,7 @@ def test_flag_for_separate_compilation(loader: Loader, tmp_path: Path, flags: li
             "--version",
         ),
         *("-dumpversion", "-print-file-name=x", "--help=optimizers", "-O3 --dependencies"),
-        *("-Xpreprocessor -MMD", "-Xclang -emit-llvm"),
+        *("-Xpreprocessor -MMD", "-Xclang -emit-llvm", "-ox.o", "--output=x.o"),
     ],
 )
 def test_flag_with_which_no_object_is_written(loader: Loader, tmp_path: Path, flags: str) -> None:
@@ -139,7 +139,7 @@ def test_flag_with_which_no_object_is_written(loader: Loader, tmp_path: Path, fl
     [
         *("-ptx", "--cubin", "--fatbin", "-dryrun", "-V", "--generate-dependencies", "-cuda"),
         *("-fdevice-syntax-only", "--list-gpu-arch", "-Xcompiler -M", "-Xcompiler=-Wall,-E"),
-        "--compiler-options -Wall,-fsyntax-only",
+        *("--compiler-options -Wall,-fsyntax-only", "-o=x.o", "-Xcompiler -ox.o"),
     ],
 )
 def test_flag_with_which_nvcc_writes_no_object(
@@ -153,10 +153,21 @@ def test_flag_with_which_nvcc_writes_no_object(
 
 
 @pytest.mark.parametrize(
+    "flags", ["-Wl,-z,now,-o,x", "-Wl,-ox", "-Wl,--outp=x", "-Xlinker -o", "-Wl,--version"]
+)
+def test_flag_with_which_the_linker_writes_no_library(
+    loader: Loader, tmp_path: Path, flags: str
+) -> None:
+    with pytest.raises(ValueError, match=r"got '-.*'\. Leave it out"):
+        loader.get("k", [write_plain(tmp_path)], cxx_flags=flags.split())
+
+
+@pytest.mark.parametrize(
     "flags",
     [
         "-Xlinker -M -Xlinker -E -Wl,-E -Wl,-M -lib -Wa,-MD,x -Xptxas -v -Xptxas=-M",
         "-v -H -c -dumpbase x -Xcompiler -Wall,-v -save-temps --keep -run-args x",
+        "-odir x -objtemp -opt-info inline -Wl,--version-script=x,-z,origin,--orphan-handling=warn",
     ],
 )
 def test_flag_that_looks_like_one_of_these(flags: str) -> None:

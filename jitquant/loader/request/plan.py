@@ -81,15 +81,20 @@ _SEPARATE = {
 _DIRECTORY_FLAG = re.compile(
     r"\0\s*(?:-I|--include-path|-isystem|--system-include|-iquote|-idirafter|-L)[=\s\0]*([^\0]+)"
 )
-#: Flags with which a compiler writes no object, or not the lists that the loader reads, also where
-#: nvcc hands them to its host compiler; and flags that it hands to other programs. Compiled where
-#: they are used, not by each import.
+#: Flags with which a compiler writes no object, or elsewhere, or not the lists that the loader
+#: reads, also where nvcc hands them to its host compiler; the same of the linker; and flags for
+#: other programs. Compiled where they are used, not by each import.
 _NO_OBJECT = (
-    r"\0(?:(?:-Xcompiler|--compiler-options)[=\0](?:[^\0]*,)?|-Wp,)?(-M[^\0,]*|-[EShVo]|-###"
+    r"\0(?:(?:-Xcompiler|--compiler-options)[=\0](?:[^\0]*,)?|-Wp,)?(-M[^\0,]*|-[EShV]|-###"
+    r"|-o(?!(?:dir|ptf|bjtemp|pt-info)[=\0])[^\0,]*|--output(?:-file)?(?:=[^\0,]*)?"
     r"|--(?:assemble|preprocess|target-help|analyze|ltoir|clean-targets|device-link|list-gpu-\w+"
-    r"|output|output-file|[a-z-]*dependenc[a-z-]*)|--?(?:version|help(?:=[^\0,]*)?|emit-llvm|ptx"
+    r"|[a-z-]*dependenc[a-z-]*)|--?(?:version|help(?:=[^\0,]*)?|emit-llvm|ptx"
     r"|f?(?:device-)?syntax-only|dump(?:(?:full)?version|machine|specs)|print-[^\0,]*|cubin|fatbin"
     r"|cuda|optix-ir|dlink|run|dryrun|clean|code-ls|arch-ls))(?=[\0,])"
+)
+_NO_LIBRARY = (
+    r"\0(?:-Wl,|-Xlinker[=\0])(?:[^\0]*,)?"
+    r"(-o[^\0,]*|--ou[tpu]*(?:=[^\0,]*)?|--?(?:version|help))(?=[\0,])"
 )
 _OF_OTHERS = r"\0(?:-X(?!compiler|preprocessor|clang)[a-z]+|--(?!compiler)[a-z]+-options)\0[^\0]*"
 _ARCH_FLAGS = ("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code")
@@ -167,7 +172,8 @@ class Plan(Wanted):
 
 def check_flags(cuda_flags: tuple[str, ...], words: Iterable[str]) -> None:
     """Reject flags that conflict with the loader's own: nvcc's, and those among all ``words``."""
-    if found := re.search(_NO_OBJECT, re.sub(_OF_OTHERS, "", "\0".join(["", *words, ""]))):
+    text = "\0".join(["", *words, ""])
+    if found := re.search(_NO_OBJECT, re.sub(_OF_OTHERS, "", text)) or re.search(_NO_LIBRARY, text):
         raise ValueError(
             "cuda_flags, cxx_flags: expected flags with which a compiler writes an object, and the "
             f"loader's list of what it reads; got {found[1]!r}. Leave it out, also in files of "
