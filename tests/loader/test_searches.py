@@ -23,6 +23,7 @@ from .toolkits import write_toolkit
 from .toys import new_loader, write_factor
 
 FACTOR = 'extern "C" int factor() { return FACTOR; }\n'
+NAME = "#define TEXT(x) #x\n#define NAME(x) TEXT(x)\n"
 ASKED = f"#define FACTOR 4\n#else\n#define FACTOR 3\n#endif\n{FACTOR}"
 
 
@@ -109,11 +110,38 @@ def test_a_header_comes_to_be_in_a_folder_whose_name_is_computed(
     header = source / name.replace("FOLDER", "folder")
     header.parent.mkdir(parents=True, exist_ok=True)
     source /= "k.cpp"
-    text = "#define TEXT(x) #x\n#define NAME(x) TEXT(x)\n#define FOLDER folder\n"
-    source.write_text(f"{text}#if __has_include(NAME({name}))\n{ASKED}")
+    source.write_text(f"{NAME}#define FOLDER folder\n#if __has_include(NAME({name}))\n{ASKED}")
     assert factor(loader, source) == 3
     header.write_text("")
     check(loader, source, 4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    in_quick(
+        2,
+        [
+            'G "{}/later/foo.h"|G',
+            "-DROOT={}/later|NAME(ROOT/foo.h)",
+            "ROOT {}|NAME(ROOT/later/foo.h)",
+            "FOLDER later|NAME({}/FOLDER/foo.h)",
+            "ROOT(x) {}/x|NAME(ROOT(later/foo.h))",
+        ],
+    ),
+)
+def test_a_header_comes_to_be_outside_on_a_way_that_is_computed(
+    text: str, tmp_path: Path, loader: Loader
+) -> None:
+    (source,) = directories(tmp_path, "around/source")
+    source /= "k.cpp"
+    macro, name = text.replace("{}", str(tmp_path)).split("|")
+    flags = [macro] if macro.startswith("-D") else []
+    defined = "" if flags else f"#define {macro}\n"
+    source.write_text(f"{NAME}{defined}#define H {name}\n#if __has_include(H)\n{ASKED}")
+    assert factor(loader, source, cxx_flags=flags) == 3
+    (later,) = directories(tmp_path, "later")
+    (later / "foo.h").write_text("")
+    check(loader, source, 4, cxx_flags=flags)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ _IGNORED = re.compile(
 )
 _DUPLICATE = re.compile(r'^ignoring duplicate directory "(.*)"$', re.MULTILINE)
 _ASSEMBLER = re.compile(r",-I,?([^,]+)")
-_DEFINES = re.compile(r'-D[ "]*(\w+)=')
+_DEFINES = re.compile(r'-D[ "]*(\w+(?:\([^)]*\))?)=(.*?)(?= -|$)')
 _NVCC_SETS = re.compile(r"^#\$ (\w+)=(.*)$", re.MULTILINE)
 _NVCC_RUNS = re.compile(r'^#\$ "?(?:\$CICC_PATH/)?([^\s"=]+)"? ', re.MULTILINE)
 _RUNS = re.compile(r'^ "?(/[^\s"]+)"? (.*)$|^Reading specs from (.*)$', re.MULTILINE)
@@ -71,7 +71,7 @@ def include_path(
     places = [place for place in dict.fromkeys(places) if os.path.isabs(place)]
     runs = _RUNS.findall(said)
     tools += [kept[0], *(program or specs for program, _, specs in runs), *TOOLS]
-    flags = (_DEFINES.sub(r"\n#define \1 ", f"{words}\n") for _, words, _ in runs)
+    macros = (macro for _, words, _ in runs for macro in _DEFINES.findall(words))
     path = env.get("PATH", "").split(os.pathsep)
     quoted, bracketed = _lines(listed.group(1)), _lines(listed.group(2))
     duplicates = tuple(dict.fromkeys(_DUPLICATE.findall(said)))
@@ -82,7 +82,7 @@ def include_path(
         quoted=(*ignored, *quoted),
         bracketed=(*bracketed, *others),
         duplicates=duplicates,
-        flags=tuple(text.replace('\\"', '"') for text in flags if "#define" in text),
+        flags=tuple(f"#define {n} {text}\n".replace('\\"', '"') for n, text in macros),
         tools=tuple(dict.fromkeys(files_in([*places, *path], tools))),
         tool_places=tuple(places),
     )

@@ -33,6 +33,9 @@ _MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)", _NAME)
 WORD = re.compile(rb"[\w.+-]+")
 #: The way to a directory above.
 UP = re.compile(rb"(?<!\.)\.\.(?:/\.\.)*(?!\.)")
+#: A line in which a name may be computed, and the beginning of an absolute path in it.
+COMPUTES = re.compile(rb"^[^\w\n]*(?:define|if|elif)\b.*", re.MULTILINE)
+ABSOLUTE = re.compile(rb"[\s(,\"<](/[^\s\"<>(),/*][^\s\"<>(),]*)")
 #: Other ways to write what directives consist of.
 _SPELLINGS = ((b"%:", b"#"), (b"??=", b"#"), (b"??/", b"\\"), (b"\0", b" "))
 

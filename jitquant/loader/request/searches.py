@@ -10,7 +10,17 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from .directives import UP, WORD, Include, Text, content, parse
+from .directives import (
+    ABSOLUTE,
+    COMPUTES,
+    UP,
+    WORD,
+    Include,
+    Text,
+    content,
+    parse,
+    plain,
+)
 from .includes import LISTING, Identity, Searched, identity
 from .sources import Roots, is_own
 
@@ -23,9 +33,8 @@ class IncludePath(NamedTuple):
 
     Without the directory of the including file, which comes first for ``"..."``. ``duplicates``
     are those that the compiler ignores, as they are one of the others by another name. ``flags``
-    are its flags as text, with ``#define`` for ``-D``. ``tools`` are the
-    programs that compile it, with what these read to do so, and ``tool_places`` where they are
-    searched.
+    are the macros of its flags, as ``#define``. ``tools`` are the programs that compile it, with
+    what these read to do so, and ``tool_places`` where they are searched.
     """
 
     quoted: tuple[str, ...] = ()
@@ -71,15 +80,19 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], li
         for directory in computing:
             search.note_unknown(directory)
         if computing:
-            own = [content(path) for path in files if is_own(roots.name(path))]
-            own += map(os.fsencode, unit.path.flags)
-            text_of_own = b"\n".join(own)
+            own = [plain(content(path)) for path in files if is_own(roots.name(path))]
+            text_of_own = b"\n".join((*own, *map(os.fsencode, unit.path.flags)))
             words = set(map(os.fsdecode, WORD.findall(text_of_own)))
             up = max((path.count(b"..") for path in UP.findall(text_of_own)), default=0)
             for place in dict.fromkeys((*computing, *unit.path.quoted, *unit.path.bracketed)):
                 if is_own(roots.place(place)):
                     for level in range(up + 1):
                         search.note_folders(os.path.join(place, *[os.pardir] * level), words)
+            for path in ABSOLUTE.findall(b"\n".join(COMPUTES.findall(text_of_own))):
+                place = os.fsdecode(path)
+                while not os.path.isdir(place):
+                    place = os.path.dirname(place)
+                search.note_folders(place, words)
         search.note_unnamed()
         every = list(
             dict.fromkeys((*unit.path.quoted, *unit.path.bracketed, *unit.path.duplicates))
@@ -144,7 +157,7 @@ class _Search:
         self._beside.setdefault(directory, {})[LISTING] = 1
 
     def note_folders(self, place: str, words: set[str]) -> None:
-        """Note that such a name may be in ``place``, or begin with directories of these names."""
+        """Note that such a name may be in ``place``, or in directories of these names below it."""
         self._beside.setdefault(place, {})[LISTING] = 1
         for directory, folders, _ in os.walk(place):
             folders[:] = words.intersection(folders)
