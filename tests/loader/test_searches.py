@@ -119,13 +119,17 @@ def test_a_header_comes_to_be_in_a_folder_whose_name_is_computed(
 @pytest.mark.parametrize(
     "text",
     in_quick(
-        2,
+        4,
         [
             'G "{}/later/foo.h"|G',
             "-DROOT={}/later|NAME(ROOT/foo.h)",
+            "UP ..|NAME(UP/UP/later/foo.h)",
+            "TWICE(x) x/x|NAME(TWICE(..)/later/foo.h)",
             "ROOT {}|NAME(ROOT/later/foo.h)",
             "FOLDER later|NAME({}/FOLDER/foo.h)",
             "ROOT(x) {}/x|NAME(ROOT(later/foo.h))",
+            "UP(x) ../x|NAME(UP(UP(later/foo.h)))",
+            "-DUP=..|NAME(UP/UP/later/foo.h)",
         ],
     ),
 )

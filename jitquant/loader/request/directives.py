@@ -31,8 +31,9 @@ _ARGUMENT = _pattern(rb"\(", rb"()" + _NAME, rb"\)")
 _ARGUMENT_MACRO = _pattern(rb"\(", rb"(\w+)", rb"\)")
 _MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)", _NAME)
 WORD = re.compile(rb"[\w.+-]+")
-#: The way to a directory above.
+#: The way to a directory above, and a part of one: in a macro, or before what joins it to others.
 UP = re.compile(rb"(?<!\.)\.\.(?:/\.\.)*(?!\.)")
+UP_IN_PARTS = re.compile(rb"define\b[^\n\"]*(?<!\.)\.\.(?!\.)|(?<!\.)\.\.[\s),]")
 #: A line in which a name may be computed, and the beginning of an absolute path in it.
 COMPUTES = re.compile(rb"^[^\w\n]*(?:define|if|elif)\b.*", re.MULTILINE)
 ABSOLUTE = re.compile(rb"[\s(,\"<](/[^\s\"<>(),/*][^\s\"<>(),]*)")

@@ -14,6 +14,7 @@ from .directives import (
     ABSOLUTE,
     COMPUTES,
     UP,
+    UP_IN_PARTS,
     WORD,
     Include,
     Text,
@@ -84,9 +85,10 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], li
             text_of_own = b"\n".join((*own, *map(os.fsencode, unit.path.flags)))
             words = set(map(os.fsdecode, WORD.findall(text_of_own)))
             up = max((path.count(b"..") for path in UP.findall(text_of_own)), default=0)
+            in_parts = UP_IN_PARTS.search(text_of_own) is not None
             for place in dict.fromkeys((*computing, *unit.path.quoted, *unit.path.bracketed)):
                 if is_own(roots.place(place)):
-                    for level in range(up + 1):
+                    for level in range((place.count(os.sep) if in_parts else up) + 1):
                         search.note_folders(os.path.join(place, *[os.pardir] * level), words)
             for path in ABSOLUTE.findall(b"\n".join(COMPUTES.findall(text_of_own))):
                 place = os.fsdecode(path)
