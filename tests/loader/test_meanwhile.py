@@ -19,6 +19,7 @@ ASKED = (
     "#if __has_include(<foo.h>)\n#define FACTOR 4\n#else\n#define FACTOR 3\n#endif\n"
     'extern "C" int factor() { return FACTOR; }\n'
 )
+COMPUTED = "#define IN(x) <x>\n" + ASKED.replace("<foo.h>", "IN(foo.h)")
 
 
 class Meanwhile:
@@ -144,12 +145,13 @@ def test_a_header_is_removed_and_comes_back(tmp_path: Path, meanwhile: Meanwhile
 
 
 @pytest.mark.parametrize("comes", [False, True])
+@pytest.mark.parametrize("text", [ASKED, COMPUTED])
 def test_a_header_that_is_asked_for_comes_or_goes(
-    comes: bool, tmp_path: Path, meanwhile: Meanwhile
+    text: str, comes: bool, tmp_path: Path, meanwhile: Meanwhile
 ) -> None:
     first, _ = two(tmp_path)
     source = tmp_path / "k.cpp"
-    source.write_text(ASKED)
+    source.write_text(text)
     if comes:
         meanwhile.after.append(lambda: (first / "foo.h").write_text(""))
     else:

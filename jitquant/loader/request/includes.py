@@ -50,8 +50,15 @@ class Visible(NamedTuple):
     directories: dict[str, Signature | None]
 
     def paths(self, roots: Roots) -> list[str]:
-        """The files of these names."""
-        return [roots.path(name) for name in self.names if " = " not in name]
+        """The files of these names, and the caller's directories of which all files count.
+
+        Not those above, such as /tmp, in which others write all the time.
+        """
+        own = (name for name in self.names if is_own(name) and "/../" not in name)
+        parts = (name.partition("/ = ") for name in own)
+        listed = [f"{place}/_" for place, _, what in parts if what and not what.endswith("/")]
+        found = [roots.path(name) for name in self.names if " = " not in name]
+        return [*found, *(os.path.dirname(roots.path(name)) for name in listed)]
 
 
 def visible_now(
