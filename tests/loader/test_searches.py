@@ -71,8 +71,11 @@ def test_a_header_beside_the_source_shadows_however_it_is_included(
 @pytest.mark.parametrize(
     "text",
     in_quick(
-        4,
+        6,
         [
+            "#define HAS(x) __has_include(x)\n#define IN(x) <x>\n#if HAS(IN(foo.h))\n",
+            "#ifdef G\n#define H <a.h>\n#endif\n#define G <foo.h>\n#define H G\n"
+            "#if __has_include(H)\n",
             "#define H <foo.h>\n#if __has_include(H)\n",
             "#if __has_include( \\\n <foo.h>)\n",
             "#if __has_include(/* a */ <foo.h>)\n",
@@ -83,6 +86,7 @@ def test_a_header_beside_the_source_shadows_however_it_is_included(
             "#define TEXT(x) #x\n#define H TEXT(foo.h)\n#if __has_include(H)\n",
             '#if __has_include("{}/include/foo.h")\n',
             "#define HAS(x) __has_include(x)\n#define H <foo.h>\n#if HAS(H)\n",
+            "#define HAS __has_include\n#define IN(x) <x>\n#if HAS(IN(foo.h))\n",
             "#if __has_include(<fo\\ \no.h>)\n",
             "#\0if\0__has_include\0(<foo.h>)\n",
         ],

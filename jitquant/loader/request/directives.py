@@ -28,8 +28,11 @@ _FUNCTION = _pattern(rb"#", rb"define\b", rb"\w+\([^\n]*")
 #: Where a macro may stand for __has_include, with the name of a header or of a macro.
 _CONDITION = _pattern(rb"#", rb"(?:el)?if\b([^\n]*\([^\n]*)")
 _ARGUMENT = _pattern(rb"\(", rb"()" + _NAME, rb"\)")
-_ARGUMENT_MACRO = _pattern(rb"\(", rb"(\w+)", rb"\)")
+_CALL = _pattern(rb"(\w+)", rb"\(", rb"(\w+)")
 _MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)", _NAME)
+_OTHER_MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)[ \t]+(?![\"<\s])")
+#: A macro that stands for __has_include.
+_ASKING = _pattern(rb"#", rb"define\b", rb"(\w+)[^\n]*__has_(?:include|embed)")
 WORD = re.compile(rb"[\w.+-]+")
 #: The way to a directory above, and a part of one: in a macro, or before what joins it to others.
 UP = re.compile(rb"(?<!\.)\.\.(?:/\.\.)*(?!\.)")
@@ -53,13 +56,18 @@ class Include(NamedTuple):
 class Text(NamedTuple):
     """What a file includes, which macros it asks for, and macros that are names of headers.
 
-    ``asks`` are all words that may be such macros, ``asks_itself`` those that are.
+    ``asks`` are all words that may be such macros, ``asks_itself`` those that are. ``calls`` are
+    macros in conditions with such words, ``asking`` macros that ask, ``others`` all macros that are
+    something else than the name of a header.
     """
 
     includes: list[Include]
     asks: set[bytes]
     asks_itself: set[bytes]
     macros: list[tuple[bytes, Include]]
+    calls: set[tuple[bytes, bytes]]
+    asking: set[bytes]
+    others: set[bytes]
 
 
 def content(file: str) -> bytes:
@@ -90,11 +98,15 @@ def parse(text: bytes) -> Text:
     ]
     asked, asks = _ASKED.findall(text), set(_ASKED_BY_MACRO.findall(text))
     asks_itself = set(_ASKED_BY_MACRO.findall(_FUNCTION.sub(b"", text))) if asks else set()
+    calls: set[tuple[bytes, bytes]] = set()
     for condition in _CONDITION.findall(text):
         asked += _ARGUMENT.findall(condition)
-        asks.update(_ARGUMENT_MACRO.findall(condition))
+        calls.update(_CALL.findall(condition))
+    asks.update(word for _, word in calls)
+    asking = set(_ASKING.findall(text)) if b"__has_" in text else set()
     includes += [include(*names, asked=True, following=bool(after)) for after, *names in asked]
     macros = [
         (name, include(*names, asked=True, following=True)) for name, *names in _MACRO.findall(text)
     ]
-    return Text(includes, asks, asks_itself, macros)
+    others = set(_OTHER_MACRO.findall(text))
+    return Text(includes, asks, asks_itself, macros, calls, asking, others)

@@ -72,12 +72,17 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], li
         flags = parse("".join(unit.path.flags).encode(errors="surrogateescape"))
         every_text = [(unit.source, flags), *((file, texts[file]) for file in files)]
         macros = [pair for _, text in every_text for pair in text.macros]
-        known = {name for name, _ in macros}
+        known = {name for name, _ in macros}.difference(*(text.others for _, text in every_text))
+        asking = set().union(*(text.asking for _, text in every_text))
         for file, text in every_text:
             asked = [include for name, include in macros if name in text.asks]
             for include in (*text.includes, *asked):
                 search.note(os.path.dirname(file), include)
-        computing = [os.path.dirname(f) for f, text in every_text if text.asks_itself - known]
+        computing = [
+            os.path.dirname(file)
+            for file, text in every_text
+            if text.asks_itself.union(w for name, w in text.calls if name in asking) - known
+        ]
         for directory in computing:
             search.note_unknown(directory)
         if computing:
