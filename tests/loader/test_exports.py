@@ -13,7 +13,7 @@ from jitquant.loader import CompileError, CudaModule, Loader
 from jitquant.loader.machine.toolchain import Memo, find_nvcc
 from jitquant.loader.request.exports import find_binding
 
-from .toys import entries, finish, new_loader, nvcc_or_reason, python
+from .toys import entries, finish, new_loader, nvcc_or_reason, python, write_toy
 
 SCALE = """
 #include "jitquant/export.h"
@@ -188,7 +188,7 @@ def test_slips_in_the_macro_name_file_and_line(
     assert f"{line:6d} | JITQUANT_EXPORT(" in str(caught.value)
 
 
-@pytest.mark.parametrize("how", ["header", "macro"])
+@pytest.mark.parametrize("how", ["header", "macro", "source"])
 def test_a_macro_that_is_not_in_the_source_itself_is_an_error(
     tmp_path: Path, nvcc: None, how: str
 ) -> None:
@@ -199,15 +199,19 @@ def test_a_macro_that_is_not_in_the_source_itself_is_an_error(
     )
     export = 'JITQUANT_EXPORT(launch_scale, "scale(Tensor x) -> ()")\n'
     include = '#include "jitquant/export.h"\n'
-    source = tmp_path / "scale.cu"
-    if how == "header":
+    source, sources = tmp_path / "scale.cu", []
+    if how == "source":
+        source = tmp_path / "scale.cpp"
+        source.write_text(include + launcher + export)
+        sources = [write_toy(tmp_path)]
+    elif how == "header":
         (tmp_path / "scale.cuh").write_text("#pragma once\n" + include + launcher + export)
         source.write_text('#include "scale.cuh"\n')
     else:
         define = '#define EXPORT(name) JITQUANT_EXPORT(name, "scale(Tensor x) -> ()")\n'
         source.write_text(include + launcher + define + "EXPORT(launch_scale)\n")
-    with pytest.raises(CompileError, match="that of launch_scale is in a header or") as caught:
-        new_loader(tmp_path / "cache").get("scale", [source])
+    with pytest.raises(CompileError, match="that of launch_scale is in a header, ") as caught:
+        new_loader(tmp_path / "cache").get("scale", [source, *sources])
     assert caught.value.diagnostics[0].file == str(source)
     assert entries(tmp_path / "cache") == []
 
@@ -277,6 +281,7 @@ def test_parameters_that_do_not_fit_are_errors_on_the_line_of_the_macro(
 THUNK = """
 #include <cstring>
 #include "jitquant/export.h"
+#define jitquant_export_f thunk  // by that name the loader would refuse it outside of a .cu
 using jitquant::TensorView;
 cudaError_t f(const TensorView& x, const float* p, int8_t n, const char* how, float* out,
               std::optional<double> value, cudaStream_t) {

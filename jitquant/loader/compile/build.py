@@ -27,7 +27,7 @@ from ..request.exports import unusable_export
 from ..request.key import digest_of
 from ..request.named import library_places, named_by, thin_members
 from ..request.plan import Plan, all_flags
-from ..request.sources import FileHasher, is_cuda
+from ..request.sources import FileHasher
 from .abi import links_stable
 from .commands import (
     LINKED,
@@ -293,16 +293,14 @@ def _linked(
 
 def _refuse_hidden_exports(plan: Plan, source: str, compiled: Path) -> None:
     """Reject a JITQUANT_EXPORT that the compiler has seen but that was not found in the source."""
-    if not is_cuda(source):
-        return
     found = {name.decode() for name in _EXPORTED.findall(compiled.read_bytes())}
     bound = {export.launcher for binding in plan.bindings for export in binding.exports}
     for launcher in sorted(found - bound):
         raise unusable_export(
             plan.name,
             source,
-            f"that of {launcher} is in a header or in another macro, where the loader does not "
-            f"look: it reads only {os.path.basename(source)}. Write it there",
+            f"that of {launcher} is in a header, in another macro or in a C++ source, where the "
+            "loader does not look. Write it in a .cu itself",
         )
 
 
