@@ -152,6 +152,21 @@ def test_a_header_comes_to_be_outside_on_a_way_that_is_computed(
     check(loader, source, 4, cxx_flags=flags)
 
 
+@pytest.mark.parametrize("name", in_quick(1, ["../foo.h", "{}/foo.h", "../around/foo.h"]))
+def test_a_header_elsewhere_asks_for_a_name_that_is_computed(
+    name: str, tmp_path: Path, loader: Loader
+) -> None:
+    """It is included by its path, so no directory that is searched leads to it."""
+    source, elsewhere, _ = directories(tmp_path, "source", "elsewhere", "around")
+    source /= "k.cpp"
+    name = name.format(tmp_path)
+    (elsewhere / "asks.h").write_text(f"{NAME}#if __has_include(NAME({name}))\n{ASKED}")
+    source.write_text(f'#include "{elsewhere}/asks.h"\n')
+    assert factor(loader, source) == 3
+    (elsewhere / name).write_text("")
+    check(loader, source, 4)
+
+
 @pytest.mark.parametrize(
     ("flag", "place"),
     [

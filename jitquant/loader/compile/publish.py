@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 
 from ..request.includes import visible_now
 from ..request.plan import Plan, python_abi
-from ..request.searches import Unit
-from ..request.sources import ABSOLUTE, FileHasher, Roots
+from ..request.searches import named_by_path
+from ..request.sources import ABSOLUTE, FileHasher
 from ..store.cache import Entry
 from .build import Built
 
@@ -37,7 +37,7 @@ def describe(
     headers: dict[str, str] = {}
     paths = [path for unit in built.units for path in (*unit.read, *unit.path.tools)]
     read = dict.fromkeys((*paths, *built.twins, *built.linked))
-    callers = {path for unit in built.units for path in _named_by_path(unit, plan.roots)}
+    callers = {path for unit in built.units for path in named_by_path(unit, plan.roots)}
     for path in read:
         state = hasher.state(path)
         if state is None:
@@ -80,10 +80,3 @@ def describe(
         },
     )
     return Described(entry, (*read, *plan.sources, *visible.paths(plan.roots)))
-
-
-def _named_by_path(unit: Unit, roots: Roots) -> list[str]:
-    """The files of ``unit`` that a source names by their paths: no search leads to them."""
-    places = tuple(os.path.join(place, "") for place in (*unit.path.quoted, *unit.path.bracketed))
-    absolute = [path for path in unit.read if roots.name(path) == path]
-    return [path for path in absolute if places and not path.startswith(places)]

@@ -54,6 +54,13 @@ class Unit(NamedTuple):
     path: IncludePath
 
 
+def named_by_path(unit: Unit, roots: Roots) -> list[str]:
+    """The files of ``unit`` that a source names by their paths: no search leads to them."""
+    places = tuple(os.path.join(place, "") for place in (*unit.path.quoted, *unit.path.bracketed))
+    absolute = [path for path in unit.read if roots.name(path) == path]
+    return [path for path in absolute if places and not path.startswith(places)]
+
+
 def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], list[str]]:
     """The names that the compilers of ``units`` searched, and where.
 
@@ -86,13 +93,16 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], li
         for directory in computing:
             search.note_unknown(directory)
         if computing:
-            own = [plain(content(path)) for path in files if is_own(roots.name(path))]
-            text_of_own = b"\n".join((*own, *map(os.fsencode, unit.path.flags)))
+            own = [path for path in files if is_own(roots.name(path))]
+            own += named_by_path(unit, roots)
+            beside = set(map(os.path.dirname, own))
+            texts_of_own = [plain(content(path)) for path in own]
+            text_of_own = b"\n".join((*texts_of_own, *map(os.fsencode, unit.path.flags)))
             words = set(map(os.fsdecode, WORD.findall(text_of_own)))
             up = max((path.count(b"..") for path in UP.findall(text_of_own)), default=0)
             in_parts = UP_IN_PARTS.search(text_of_own) is not None
             for place in dict.fromkeys((*computing, *unit.path.quoted, *unit.path.bracketed)):
-                if is_own(roots.place(place)):
+                if place in beside or is_own(roots.place(place)):
                     for level in range((place.count(os.sep) if in_parts else up) + 1):
                         search.note_folders(os.path.join(place, *[os.pardir] * level), words)
             for path in ABSOLUTE.findall(b"\n".join(COMPUTES.findall(text_of_own))):
