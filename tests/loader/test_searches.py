@@ -104,7 +104,11 @@ def test_a_header_comes_to_be_that_was_asked_for(text: str, tmp_path: Path, load
 @pytest.mark.parametrize(
     "name",
     in_quick(
-        2, ["a/FOLDER/foo.h", "../foo.h", "FOLDER/b/foo.h", "../../foo.h", "../a/FOLDER/foo.h"]
+        3,
+        [
+            *("a/FOLDER/foo.h", "../foo.h", "a b/fold@1/FOLDER/foo.h"),
+            *("FOLDER/b/foo.h", "../../foo.h", "../a/FOLDER/foo.h"),
+        ],
     ),
 )
 def test_a_header_comes_to_be_in_a_folder_whose_name_is_computed(
@@ -150,6 +154,17 @@ def test_a_header_comes_to_be_outside_on_a_way_that_is_computed(
     (later,) = directories(tmp_path, "later")
     (later / "foo.h").write_text("")
     check(loader, source, 4, cxx_flags=flags)
+
+
+def test_a_name_that_two_macros_lead_to_may_have_any_letters(
+    tmp_path: Path, loader: Loader
+) -> None:
+    source, place = directories(tmp_path, "source", "a, b")
+    source /= "k.cpp"
+    source.write_text(f'#define G "{place}/foo.h"\n#define H G\n#if __has_include(H)\n{ASKED}')
+    assert factor(loader, source) == 3
+    (place / "foo.h").write_text("")
+    check(loader, source, 4)
 
 
 @pytest.mark.parametrize("name", in_quick(1, ["../foo.h", "{}/foo.h", "../around/foo.h"]))

@@ -33,7 +33,6 @@ _MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)", _NAME)
 _OTHER_MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)[ \t]+(?![\"<\s])")
 #: A macro that stands for __has_include.
 _ASKING = _pattern(rb"#", rb"define\b", rb"(\w+)[^\n]*__has_(?:include|embed)")
-WORD = re.compile(rb"[\w.+-]+")
 #: The way to a directory above, and a part of one: in a macro, or before what joins it to others.
 UP = re.compile(rb"(?<!\.)\.\.(?:/\.\.)*(?!\.)")
 UP_IN_PARTS = re.compile(rb"define\b[^\n\"]*(?<!\.)\.\.(?!\.)|(?<!\.)\.\.[\s),]")

@@ -15,7 +15,6 @@ from .directives import (
     COMPUTES,
     UP,
     UP_IN_PARTS,
-    WORD,
     Include,
     Text,
     content,
@@ -98,18 +97,21 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], li
             beside = set(map(os.path.dirname, own))
             texts_of_own = [plain(content(path)) for path in own]
             text_of_own = b"\n".join((*texts_of_own, *map(os.fsencode, unit.path.flags)))
-            words = set(map(os.fsdecode, WORD.findall(text_of_own)))
+            named = [name for file, text in every_text if file in own for _, name in text.macros]
+            for directory in computing:
+                for include in named:
+                    search.note(directory, include)
             up = max((path.count(b"..") for path in UP.findall(text_of_own)), default=0)
             in_parts = UP_IN_PARTS.search(text_of_own) is not None
             for place in dict.fromkeys((*computing, *unit.path.quoted, *unit.path.bracketed)):
                 if place in beside or is_own(roots.place(place)):
                     for level in range((place.count(os.sep) if in_parts else up) + 1):
-                        search.note_folders(os.path.join(place, *[os.pardir] * level), words)
+                        search.note_folders(os.path.join(place, *[os.pardir] * level), text_of_own)
             for path in ABSOLUTE.findall(b"\n".join(COMPUTES.findall(text_of_own))):
                 place = os.fsdecode(path)
                 while not os.path.isdir(place):
                     place = os.path.dirname(place)
-                search.note_folders(place, words)
+                search.note_folders(place, text_of_own)
         search.note_unnamed()
         every = list(
             dict.fromkeys((*unit.path.quoted, *unit.path.bracketed, *unit.path.duplicates))
@@ -173,11 +175,11 @@ class _Search:
         self._names[LISTING] = len(self._places)
         self._beside.setdefault(directory, {})[LISTING] = 1
 
-    def note_folders(self, place: str, words: set[str]) -> None:
-        """Note that such a name may be in ``place``, or in directories of these names below it."""
+    def note_folders(self, place: str, text: bytes) -> None:
+        """Note that such a name may be in ``place``, or below it in folders that ``text`` names."""
         self._beside.setdefault(place, {})[LISTING] = 1
         for directory, folders, _ in os.walk(place):
-            folders[:] = words.intersection(folders)
+            folders[:] = [folder for folder in folders if os.fsencode(folder) in text]
             for folder in folders:
                 self._beside.setdefault(os.path.join(directory, folder), {})[LISTING] = 1
 
