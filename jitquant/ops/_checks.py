@@ -51,9 +51,11 @@ def is_number(t: Tensor) -> bool:
     return t.numel() == 1 and t.device.type == "cpu" and not is_compiling()
 
 
-def wrong_scalar(value: object, name: str, kind: str) -> TypeError:
+def wrong_scalar(value: object, name: str, kind: str, choices: tuple[str, ...] = ()) -> TypeError:
     """The error of an argument that cannot be converted to its type in the schema."""
     _, expected, way_out = SCALARS[kind]
+    if choices:
+        expected += f", one of {', '.join(map(repr, choices))}"
     return TypeError(
         f"{name}: expected {expected}, got {type(value).__name__}{way_out.format(name=name)}"
     )

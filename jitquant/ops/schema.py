@@ -604,7 +604,8 @@ class Op:
                 is_tensor = isinstance(value, Tensor)
                 accepted = _checks.SCALARS[kind][0]
                 if not isinstance(value, accepted) or (is_tensor and not _checks.is_number(value)):
-                    raise _checks.wrong_scalar(value, label, kind)
+                    choices = self.choices.get(name, ())
+                    raise _checks.wrong_scalar(value, label, kind, choices)
                 seen.append(value)
         return seen
 
