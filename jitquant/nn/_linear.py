@@ -34,6 +34,16 @@ def check_dtype(dtype: Any, name: str = "dtype") -> None:
         raise TypeError(f"{name}: expected bfloat16, float16 or float32, got {dtype}")
 
 
+def check_tensor(x: object, name: str = "x") -> None:
+    """An input is a tensor.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+
+
 def check_columns(shape: torch.Size | tuple[int, ...], in_features: int, name: str = "x") -> None:
     """An input is (..., in_features).
 
@@ -54,10 +64,10 @@ def check_same_dtype(x: Tensor, dtype: torch.dtype, name: str = "x") -> None:
         TypeError: it is of another one.
     """
     if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
-        raise TypeError(
-            f"{name}: expected {dtype}, as the layer has, got {x.dtype}. Call {name}.to({dtype}) "
-            f"or layer.to({x.dtype}), or use torch.autocast"
-        )
+        ways = f"Call {name}.to({dtype})"
+        if x.dtype in INPUT_DTYPES:
+            ways += f" or layer.to({x.dtype}), or use torch.autocast"
+        raise TypeError(f"{name}: expected {dtype}, as the layer has, got {x.dtype}. {ways}")
 
 
 def check_input(x: Tensor, in_features: int, dtype: torch.dtype) -> None:
@@ -65,9 +75,10 @@ def check_input(x: Tensor, in_features: int, dtype: torch.dtype) -> None:
     the three.
 
     Raises:
-        TypeError: it is of another dtype.
+        TypeError: it is no tensor, or of another dtype.
         ValueError: it is of another shape.
     """
+    check_tensor(x)
     check_dtype(x.dtype, "x")
     check_columns(x.shape, in_features)
     check_same_dtype(x, dtype)

@@ -11,7 +11,13 @@ from torch.nn import functional
 
 from jitquant.formats import MXFP4_BLOCK, MXFP4_SCALINGS, Mxfp4Scaling, one_of
 from jitquant.nn._codes import QuantizedModule
-from jitquant.nn._linear import check_columns, check_dtype, check_linear, check_same_dtype
+from jitquant.nn._linear import (
+    check_columns,
+    check_dtype,
+    check_linear,
+    check_same_dtype,
+    check_tensor,
+)
 from jitquant.nn._matmul import output_dtype
 from jitquant.nn._nvfp4_mm import evenly_spaced, nvfp4_mm_bytes
 from jitquant.ops.recipes import dequantize_mxfp4, quantize_mxfp4
@@ -208,6 +214,7 @@ class MXFP4Linear(QuantizedModule):
         Raises:
             TypeError, ValueError: an argument is invalid.
         """
+        check_tensor(x)
         check_columns(x.shape, self.in_features)
         check_same_dtype(x, self.dtype)
         y: Tensor = _Product.apply(x.to(output_dtype(x)), self)  # type: ignore[no-untyped-call]

@@ -29,7 +29,13 @@ from jitquant.formats import (
     one_of,
 )
 from jitquant.nn._codes import QuantizedModule
-from jitquant.nn._linear import check_columns, check_dtype, check_linear, check_same_dtype
+from jitquant.nn._linear import (
+    check_columns,
+    check_dtype,
+    check_linear,
+    check_same_dtype,
+    check_tensor,
+)
 from jitquant.nn._matmul import has_microscaling, is_exporting, output_dtype
 from jitquant.nn._nvfp4_mm import (
     Operand,
@@ -351,6 +357,7 @@ class NVFP4Linear(QuantizedModule):
             RuntimeError: ``out`` is given and ``x`` or ``residual`` requires grad.
             TypeError, ValueError: an argument is invalid.
         """
+        check_tensor(x)
         check_columns(x.shape, self.in_features)
         check_same_dtype(x, self.dtype)
         wanted = x.requires_grad or (residual is not None and residual.requires_grad)

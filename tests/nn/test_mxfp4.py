@@ -120,6 +120,10 @@ def test_autocast_and_dtypes() -> None:
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
     with pytest.raises(ValueError, match="in_features"):
         layer(x[:, :95])
+    with pytest.raises(TypeError, match=r"x: expected a torch\.Tensor, got ndarray"):
+        layer(x.numpy())
+    with pytest.raises(TypeError, match=r"got torch\.int32\. Call x\.to\(torch\.float32\)$"):
+        layer(x.int())
 
 
 def test_it_has_and_takes_the_layout_of_gpt_oss() -> None:

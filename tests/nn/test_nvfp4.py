@@ -435,6 +435,8 @@ def test_errors() -> None:
         TypeError, match=r"x: expected torch\.bfloat16, as the layer has, got torch\.float64"
     ):
         made(x.double())
+    with pytest.raises(TypeError, match=r"x: expected a torch\.Tensor, got NVFP4Tensor"):
+        made(q)
     with pytest.raises(TypeError, match="q: expected an NVFP4Tensor, got Tensor"):
         made.run_from_quantized(x)
     with pytest.raises(
