@@ -306,7 +306,11 @@ class Plan:
         if isinstance(recipe, NVFP4TrainingRecipe):
             self.kind, self.how, self.recipe = NVFP4TrainingLinear, {"recipe": recipe}, _TRAINING
         else:
-            one_of("recipe", recipe, tuple(LAYERS))
+            if recipe not in tuple(LAYERS):  # it may have no hash
+                raise ValueError(
+                    f"recipe: expected one of {', '.join(map(repr, LAYERS))}, or an "
+                    f"NVFP4TrainingRecipe, got {recipe!r}"
+                )
             (self.kind, self.how), self.recipe = LAYERS[recipe], recipe
         check_filter(filter)
         accuracy = (rounding, calibration, static_input_scales, fp8_share, compute, input_select)

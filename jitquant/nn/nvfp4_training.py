@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +42,11 @@ def linears_in_last_blocks(model: nn.Module, blocks: int) -> list[str]:
         blocks: the number of last blocks with linears.
 
     Raises:
+        TypeError: ``blocks`` is no int.
         ValueError: the model has no such list, or too few blocks.
     """
+    if not isinstance(blocks, SupportsIndex):
+        raise TypeError(f"blocks: expected an int, got {type(blocks).__name__}")
     best: list[list[str]] = []
     for kind in (nn.ModuleList, nn.Sequential):
         for path, module in model.named_modules():
@@ -268,7 +271,14 @@ class NVFP4TrainingLinear(nn.Linear):
 
         Args:
             seed: any int64; layers of one model should have different ones.
+
+        Raises:
+            TypeError, ValueError: it is no int64.
         """
+        if not isinstance(seed, SupportsIndex):
+            raise TypeError(f"seed: expected an int, got {type(seed).__name__}")
+        if not -(1 << 63) <= int(seed) < 1 << 63:
+            raise ValueError(f"seed: expected a number from -2**63 to 2**63 - 1, got {seed}")
         with torch.no_grad():
             self.rng_state.copy_(torch.tensor([seed, 0], device="cpu"))
 

@@ -11,7 +11,7 @@ from samples import randn
 from torch import Tensor, nn
 
 import jitquant
-from jitquant.nn import Float8BlockwiseLinear, NVFP4Linear, convert
+from jitquant.nn import Float8BlockwiseLinear, NVFP4Linear, NVFP4TrainingRecipe, convert
 from jitquant.nn._compressed_tensors import compressed_tensors
 
 from .helpers import sqnr
@@ -194,6 +194,8 @@ def test_errors() -> None:
         ValueError, match="recipe: expected one of 'fp8_block', 'nvfp4', 'nvfp4a16',"
     ):
         convert(nn.Sequential(), "fp4")
+    with pytest.raises(ValueError, match=r"'mxfp4', or an NVFP4TrainingRecipe, got <class"):
+        convert(nn.Sequential(), NVFP4TrainingRecipe)
     with pytest.raises(ValueError, match=r"call NVFP4Linear\.from_linear"):
         convert(nn.Linear(16, 16), "nvfp4")
     with pytest.raises(TypeError, match=r"model: expected a torch\.nn\.Module, got int"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -209,6 +211,8 @@ def test_the_last_blocks_stay_as_they_are() -> None:
     for wrong, blocks in ((model, 4), (model, -1), (nn.Linear(8, 8), 1)):
         with pytest.raises(ValueError, match="blocks: expected a number from 0 to"):
             linears_in_last_blocks(wrong, blocks)
+    with pytest.raises(TypeError, match="blocks: expected an int, got float"):
+        linears_in_last_blocks(model, 1.0)  # type: ignore[arg-type]
 
     parameters = dict(model.named_parameters())
     recipe = NVFP4TrainingRecipe(rotate="none")
@@ -254,6 +258,48 @@ def test_a_layer_from_meta_gets_a_seed() -> None:
     assert int(layer.rng_state[1]) == 0
     layer(randn(16, 32, dtype=torch.float32)).sum().backward()
     assert int(layer.rng_state[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "words"),
+    [
+        (1.5, TypeError, "seed: expected an int, got float"),
+        ("7", TypeError, "seed: expected an int, got str"),
+        (1 << 63, ValueError, r"seed: expected a number from -2\*\*63 to 2\*\*63 - 1, got 92233"),
+    ],
+)
+def test_a_seed_is_an_int64(seed: Any, error: type[Exception], words: str) -> None:
+    _, layer = _pair()
+    with pytest.raises(error, match=words):
+        layer.seed_rounding(seed)
+    assert layer.rng_state.tolist() == [5, 0]
+    for least_and_most in (-(1 << 63), np.int64((1 << 63) - 1)):
+        layer.seed_rounding(least_and_most)
+        assert int(layer.rng_state[0]) == least_and_most
+
+
+@pytest.mark.parametrize("way", ["pickle", "copy", "buffer"])
+def test_a_run_goes_on_with_its_random_bytes(way: str) -> None:
+    """A copy has the state, as a layer has to which a state_dict and the buffer were copied."""
+    _, layer = _pair()
+    x, grad = randn(32, 48, dtype=torch.float32), randn(32, 80, dtype=torch.float32, seed=4)
+    layer(x).backward(grad)
+    if way == "pickle":
+        again = pickle.loads(pickle.dumps(layer))
+    elif way == "copy":
+        again = copy.deepcopy(layer)
+    else:
+        again = NVFP4TrainingLinear(48, 80)
+        again.load_state_dict(layer.state_dict())
+        again.rng_state.copy_(layer.rng_state)
+    assert again.recipe == layer.recipe
+    grads = []
+    for each in (layer, again):
+        each.weight.grad = None
+        each(x).backward(grad)
+        grads.append(each.weight.grad)
+        assert int(each.rng_state[1]) == 2
+    assert torch.equal(*grads)
 
 
 def test_only_what_wants_a_gradient_gets_one() -> None:
@@ -431,5 +477,7 @@ def test_it_takes_the_dtype_of_its_weight() -> None:
     layer = NVFP4TrainingLinear(48, 80, dtype=torch.bfloat16)
     with pytest.raises(TypeError, match=r"x: expected torch\.bfloat16, .* got torch\.float32"):
         layer(randn(32, 48, dtype=torch.float32))
+    with pytest.raises(TypeError, match=r"x: expected a torch\.Tensor, got list"):
+        layer([1.0])
     with torch.autocast("cpu"):
         assert layer(randn(32, 48, dtype=torch.float32)).dtype == torch.bfloat16
