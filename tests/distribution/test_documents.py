@@ -20,7 +20,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUNNABLE = (
     "README.md",
     *(f"docs/{name}.md" for name in ("quick-start", "concepts", "how-to", "example")),
-    *(f"docs/{name}.md" for name in ("coming-from", "layers")),
+    *(f"docs/{name}.md" for name in ("coming-from", "layers", "nvfp4-training")),
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 REPLACED = (
