@@ -54,6 +54,7 @@ def _slow(wanted: float, kwargs: dict[str, Any]) -> Any:
         _slow(0.00756, {"select": "4over6_mse", "e4m3_max": 448}),
         _slow(0.00780, {"select": "4over6_mae", "e4m3_max": 448}),
         _slow(0.00798, {"select": "4over6_abs_max", "e4m3_max": 256}),
+        _slow(0.00798, {"select": "4over6_abs_max", "e4m3_max": 448}),
         _slow(0.01239, {"select": "4over6_mse", "e4m3_max": 256, "block": "16x16"}),
         (0.01240, {"select": "4over6_mae", "e4m3_max": 256, "block": "16x16"}),
         _slow(0.01239, {"select": "4over6_mse", "e4m3_max": 448, "block": "16x16"}),
