@@ -85,6 +85,7 @@ class NVFP4TrainingRecipe:
         select: how scales of inputs and weights are selected, such as "4over6_mae"; does not
             affect rotation or gradients.
         e4m3_max: the largest scale of inputs and weights, 448 or 256.
+        select_for: "all", or "inputs" or "weights": the only ones for which the last two hold.
     """
 
     rotate: Literal["none", "te"] = "te"
@@ -92,6 +93,7 @@ class NVFP4TrainingRecipe:
     weight_block: WeightBlock = "16x16"
     select: Select = "none"
     e4m3_max: int = 448
+    select_for: Literal["all", "inputs", "weights"] = "all"
 
     def __post_init__(self) -> None:
         """Refuses what no forward pass could use.
@@ -107,6 +109,13 @@ class NVFP4TrainingRecipe:
         one_of("weight_block", self.weight_block, WEIGHT_BLOCKS)
         one_of("select", self.select, SELECTS)
         one_of("e4m3_max", self.e4m3_max, E4M3_MAXIMA)
+        one_of("select_for", self.select_for, ("all", "inputs", "weights"))
+
+    def _selection(self, operand: str) -> dict[str, Any]:
+        """How the scales of "inputs" or "weights" are selected, for a call that quantizes them."""
+        if self.select_for not in ("all", operand):
+            return {}
+        return {"select": self.select, "e4m3_max": self.e4m3_max}
 
 
 def _padded(x: Tensor) -> Tensor:
@@ -139,13 +148,13 @@ class _Linear(torch.autograd.Function):
         recipe: NVFP4TrainingRecipe,
         dtype: torch.dtype,
     ) -> Tensor:
-        chosen: Any = {"select": recipe.select, "e4m3_max": recipe.e4m3_max}
+        of_x, of_weight = recipe._selection("inputs"), recipe._selection("weights")
         ctx.recipe, ctx.dtypes, ctx.rows = recipe, (x.dtype, weight.dtype), x.shape[0]
         if ctx.needs_input_grad[1]:
-            xq, xq_t = quantize_nvfp4_both(_padded(x), rotate=recipe.rotate, **chosen)
+            xq, xq_t = quantize_nvfp4_both(_padded(x), rotate=recipe.rotate, **of_x)
         else:
-            xq, xq_t = quantize_nvfp4(_padded(x), **chosen), None
-        wq, wq_t = quantize_nvfp4_both(weight, block=recipe.weight_block, **chosen)
+            xq, xq_t = quantize_nvfp4(_padded(x), **of_x), None
+        wq, wq_t = quantize_nvfp4_both(weight, block=recipe.weight_block, **of_weight)
         kept = [None if q is None else (q.x_fp4, q.x_sf, q.gsa) for q in (xq_t, wq_t)]
         tensors = [t for parts in kept for t in parts or (None, None, None)]
         ctx.save_for_backward(rng_state, *tensors)

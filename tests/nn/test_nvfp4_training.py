@@ -87,21 +87,23 @@ def _emulated(
 
     xs, ws, gs = rows(x), weight.float().numpy(), rows(grad)
     chosen: Any = {"select": recipe.select, "e4m3_max": recipe.e4m3_max}
+    of_x = {} if recipe.select_for == "weights" else chosen
+    of_weight = {} if recipe.select_for == "inputs" else chosen
 
     def bits(t: np.ndarray, columnwise: bool) -> Any:
         if not recipe.stochastic:
             return None
         return oracle_recipes.draws(state, len(t), -(-t.shape[1] // 16), columnwise)
 
-    forward = _quantized(ws, dtype, tile=16 if recipe.weight_block == "16x16" else 1, **chosen)
+    forward = _quantized(ws, dtype, tile=16 if recipe.weight_block == "16x16" else 1, **of_weight)
     backward = forward.T
     if recipe.weight_block == "1x16":
-        backward = _quantized(ws.T, dtype, **chosen)
+        backward = _quantized(ws.T, dtype, **of_weight)
     g = _quantized(gs, dtype, r=bits(gs, False))
     g_t = _quantized(gs.T, dtype, recipe.rotate, r=bits(gs.T, True))
-    x_t = _quantized(xs.T, dtype, recipe.rotate, **chosen)
+    x_t = _quantized(xs.T, dtype, recipe.rotate, **of_x)
     return {
-        "y": (_quantized(xs, dtype, **chosen) @ forward.T)[: len(x)],
+        "y": (_quantized(xs, dtype, **of_x) @ forward.T)[: len(x)],
         "x.grad": (g @ backward.T)[: len(x)],
         "weight.grad": g_t @ x_t.T,
     }
@@ -117,9 +119,11 @@ def _emulated(
         NVFP4TrainingRecipe(stochastic=False),
         NVFP4TrainingRecipe(weight_block="1x16"),
         NVFP4TrainingRecipe(select="4over6_mae", e4m3_max=256),
+        NVFP4TrainingRecipe(select="4over6_mae", e4m3_max=256, select_for="weights"),
+        NVFP4TrainingRecipe("none", False, "1x16", "4over6_mse", 256, "inputs"),
         NVFP4TrainingRecipe("none", False, "1x16", "4over6_mse", 448),
     ],
-    ids=["whole", "no_rotation", "nearest", "1x16", "4over6", "all_else"],
+    ids=["whole", "no_rotation", "nearest", "1x16", "4over6", "weights", "inputs", "all_else"],
 )
 def test_a_step_is_the_recipe_in_float64(
     recipe: NVFP4TrainingRecipe, dtype: torch.dtype, sizes: tuple[int, int, int]
@@ -367,6 +371,7 @@ def test_stochastic_gradients_are_right_on_average() -> None:
         ({"weight_block": "32x32"}, ValueError),
         ({"select": "4over6"}, ValueError),
         ({"e4m3_max": 300}, ValueError),
+        ({"select_for": "activations"}, ValueError),
     ],
 )
 def test_a_recipe_says_at_once_what_it_does_not_take(
