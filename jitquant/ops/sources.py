@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from jitquant.formats import ROTATIONS
 from jitquant.numerics import nvfp4, recipes, sources
 from jitquant.ops import _checks, _checks_fp8, _checks_rotation
 from jitquant.ops.schema import FP32, SIGNS, Number, Source, Values
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _EPS = "float eps=1e-6, "
 _EPSILON = Number(0.0, "a finite number that is not negative")
@@ -133,14 +132,22 @@ def rotated_arguments(
 
     Raises:
         TypeError: ``rope`` is not a pair.
-        ValueError: ``interleaved`` without ``rope``.
+        ValueError: ``interleaved`` without ``rope``, or a table or signs that are not contiguous.
     """
     if interleaved and rope is None:
         raise ValueError(
             f"interleaved: expected False without rope, got {interleaved!r}. It tells which "
             "columns rope pairs"
         )
-    if rope is not None and not (isinstance(rope, (tuple, list)) and len(rope) == 2):
-        raise TypeError(f"rope: expected a pair of tensors, cos and sin, got {type(rope).__name__}")
-    cos, sin = (None, None) if rope is None else rope
+    pair: Any = (None, None) if rope is None else rope
+    is_several = isinstance(pair, (tuple, list))
+    if not (is_several and len(pair) == 2):
+        many = f" of {len(pair)}" if is_several else ""
+        raise TypeError(
+            f"rope: expected a pair of tensors, cos and sin, got {type(pair).__name__}{many}"
+        )
+    cos, sin = pair
+    for name, given in (("cos", cos), ("sin", sin), ("signs", signs)):
+        if isinstance(given, Tensor):
+            _checks.contiguous(given, name)
     return {"rotate": rotate, "signs": signs, "cos": cos, "sin": sin, "interleaved": interleaved}
