@@ -138,13 +138,23 @@ def case_recipes(here: Here) -> None:
         if "rng_state" in rounding:
             first = q
     same(q.x_fp4_bytes, first.x_fp4_bytes, "x_fp4")
-    for recipe in ({"rotate": "te"}, {"block": "16x16"}, {"select": "4over6_mae", "e4m3_max": 256}):
+    given_t = given.T.contiguous() ^ 0x5A
+    both: list[dict[str, Any]] = [
+        {"rotate": "te"},
+        {"block": "16x16"},
+        {"select": "4over6_mae", "e4m3_max": 256},
+        {"rotate": "te", "rounding": "stochastic", "random_bytes": (given, given_t)},
+    ]
+    for recipe in both:
         whole = jitquant.quantize_nvfp4_both(x, **recipe)
+        own = dict(recipe)
+        if "random_bytes" in recipe:
+            own["random_bytes"] = (part(given, here), part(given_t, here, 1))
         out = tuple(
             jitquant.NVFP4Tensor.empty(shape, device=here.device)
             for shape in ((64 // here.world, 96), (96, 64 // here.world))
         )
-        jitquant.quantize_nvfp4_both(part(x, here), **recipe, process_group=here.group, out=out)
+        jitquant.quantize_nvfp4_both(part(x, here), **own, process_group=here.group, out=out)
         same_nvfp4(out[0], whole[0], here)
         same_nvfp4(out[1], whole[1], here, 1)
     with pytest.raises(ValueError, match="gsa"):
