@@ -6,7 +6,7 @@ import hashlib
 import json
 
 #: Incremented when the inputs of a key change, or the meaning of its entry.
-SCHEMA = 8
+SCHEMA = 9
 
 
 def digest_of(value: object) -> str:
