@@ -9,13 +9,19 @@
 namespace jitquant {
 
 constexpr int kPiecesEach = 4;  // of eight neighboring columns, per thread
+// Thread blocks per SM. Only products on compute capability 9.0 take what this kernel makes.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+constexpr int kOrderBlocks = 2048 / kPieceThreads;
+#else
+constexpr int kOrderBlocks = 1;
+#endif
 
 // A thread block has a part of a row. Columns that x lacks are zero. The results stay in the L2
 // cache if they fit, because the next kernel reads them. With at most 32 registers, thread blocks
 // are resident beside those of an earlier product of few rows. They let the next kernel begin at
 // once: it is a product, which reads nothing before its own wait.
 template <class Input, bool kOrders>
-__global__ void __launch_bounds__(kPieceThreads, 2048 / kPieceThreads)
+__global__ void __launch_bounds__(kPieceThreads, kOrderBlocks)
     order_rows_kernel(const __grid_constant__ LinearOperand x,
                       typename LinearInput<Input>::Operand* values, int cols, int parts) {
   let_next_begin();
