@@ -114,14 +114,16 @@ def _to_f32(x: Fraction) -> Fraction:
 
 
 def stochastic(v: Array, r: Array) -> Array:
-    """Codes of values with a byte each."""
+    """Codes of values with a byte each; 0 for NaN."""
     codes = np.zeros(v.shape, np.int64)
     for at in np.ndindex(*v.shape):
         a = abs(float(v[at]))
+        if np.isnan(a):
+            continue
         step = Fraction(1, 2) if a < 2 else 1 if a < 4 else 2
         t = Fraction(8) if a > 8 else _to_f32(Fraction(a) + Fraction(int(r[at]), 256) * step)
         codes[at] = max(i for i, value in enumerate(E2M1_VALUES) if value <= t)
-    return codes + 8 * np.signbit(v)
+    return codes + 8 * (np.signbit(v) & ~np.isnan(v))
 
 
 def _encoding(s: F32, S: F32) -> F32:
