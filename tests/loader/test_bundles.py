@@ -258,6 +258,12 @@ def no_builds(bundle: Path) -> None:
     edit_manifest(bundle, builds=[{"name": "x"}])
 
 
+def nested(bundle: Path) -> None:
+    manifest = bundle / "manifest.json"
+    manifest.chmod(0o644)
+    manifest.write_text("[" * 200_000)
+
+
 def others_write(bundle: Path) -> None:
     bundle.chmod(0o777)
 
@@ -287,6 +293,7 @@ def gone(bundle: Path) -> None:
         (gone, "is not a bundle: No such file"),
         (newer_format, "has format 2, and this jitquant reads format 1"),
         (no_builds, r"manifest\.json cannot be read"),
+        (nested, r"manifest\.json cannot be read"),
         (place_outside, r"manifest\.json cannot be read .* is outside the bundle"),
         (library_outside, r"manifest\.json cannot be read .* is outside the bundle"),
         (others_write, "has mode 0777: others can write to it"),

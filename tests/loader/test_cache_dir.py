@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -243,6 +244,21 @@ def damage_description(entry: Path) -> None:
     (entry / "entry.json").write_text("{")
 
 
+def damage_nested(entry: Path) -> None:
+    (entry / "entry.json").write_text("[" * 200_000)
+
+
+def damage_inputs(entry: Path) -> None:
+    path = entry / "entry.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"inputs": []}))
+
+
+def damage_pipe(entry: Path) -> None:
+    (library,) = entry.glob("*.so")
+    library.unlink()
+    os.mkfifo(library, 0o600)
+
+
 def damage_headers(entry: Path) -> None:
     path = entry / "entry.json"
     path.write_text(path.read_text().replace("src0/plain.h", "src0/other.h"))
@@ -256,6 +272,9 @@ def damage_headers(entry: Path) -> None:
         damage_no_library,
         damage_no_description,
         damage_description,
+        damage_nested,
+        damage_inputs,
+        damage_pipe,
         damage_headers,
     ],
 )

@@ -94,7 +94,7 @@ def open_bundle(path: Path) -> Bundle:
         for build in builds:
             if not (_PLACE.fullmatch(build.directory) and _FILE.fullmatch(build.library)):
                 raise ValueError(f"{build.directory}/{build.library} is outside the bundle")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BundleError(
             f"{path / MANIFEST} cannot be read ({error}). Make the bundle again."
         ) from error

@@ -109,12 +109,18 @@ class Entry:
 
     @classmethod
     def from_json(cls, text: bytes) -> Entry:
-        """The entry that ``text`` describes."""
+        """The entry that ``text`` describes.
+
+        Raises:
+            ValueError: it describes none.
+        """
         try:
             entry = cls(**json.loads(text))
             entry.searched = [Searched(*one) for one in entry.searched]
-        except TypeError as error:
+        except (TypeError, RecursionError) as error:
             raise ValueError(str(error)) from None
+        if not all(isinstance(own, dict) for own in (entry.inputs, entry.headers, entry.info)):
+            raise ValueError("inputs, headers and info are not all objects")
         return entry
 
 

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,9 @@ class Hold:
         return os.fstat(self.descriptor)
 
     def sha256(self) -> str:
-        """The digest of the open file."""
+        """The digest of the open file; ``""`` if it is none that holds data."""
+        if not stat.S_ISREG(self.status().st_mode):
+            return ""
         with open(self.descriptor, "rb", closefd=False) as stream:
             stream.seek(0)
             return hashlib.sha256(stream.read()).hexdigest()
@@ -69,7 +72,8 @@ def hold(library: Path) -> Hold | None:
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
-        descriptor = os.open(library, os.O_RDONLY | os.O_CLOEXEC)
+        # A pipe in its place would wait for a writer.
+        descriptor = os.open(library, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if _is_still(library, descriptor):
