@@ -134,6 +134,16 @@ def test_flag_with_which_no_object_is_written(loader: Loader, tmp_path: Path, fl
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_file_of_flags_for_the_linker_is_read_as_such(loader: Loader, tmp_path: Path) -> None:
+    flags, source = tmp_path / "flags", write_plain(tmp_path)
+    flags.write_text("-E -M")  # of a compiler, these write no object
+    given = [f"-Wl,@{flags}"]
+    assert loader.get("k", [source], cxx_flags=given).library.factor() == 3
+    flags.write_text("-E -o x")
+    with pytest.raises(ValueError, match=r"got '-o'\. Leave it out"):
+        loader.get("k", [source], cxx_flags=given)
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -46,8 +46,9 @@ def named_by(flags: Iterable[str]) -> Named:
         read = "" if is_written else _WRITTEN.sub("", word)
         for path in filter(os.path.isfile, _FILE.findall(read)):
             if path not in files and (is_options or path in _RESPONSE.findall(word)):
+                hand = "-Wl," if _LINKERS.match(word) else ""
                 with contextlib.suppress(OSError, ValueError), open(path) as stream:
-                    waiting += shlex.split(stream.read())[::-1]
+                    waiting += [hand + own for own in shlex.split(stream.read())[::-1]]
             files[path] = None
     return Named(tuple(files), tuple(words[1:]))
 
