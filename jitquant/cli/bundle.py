@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,6 @@ def bundle(
     size = show_size(sum(build.size for build in written.builds))
     console().print(
         f"{len(written.builds)} builds, {size}, in {written.path}\n"
-        f"use them with {BUNDLES}={written.path}",
+        f"use them with {BUNDLES}={shlex.quote(str(written.path))}",
         markup=False,
     )
