@@ -362,6 +362,7 @@ def test_an_expert_that_no_token_chose(tmp_path: Path) -> None:
         assert saved[name].item() == 2688 / 96
 
 
+@pytest.mark.slow
 def test_gptq_of_experts_that_files_name_otherwise(tmp_path: Path) -> None:
     made = model("Mixtral")
     made.save_pretrained(tmp_path / "bf16")
