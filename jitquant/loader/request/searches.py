@@ -89,29 +89,8 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], li
             for file, text in every_text
             if text.asks_itself.union(w for name, w in text.calls if name in asking) - known
         ]
-        for directory in computing:
-            search.note_unknown(directory)
         if computing:
-            own = [path for path in files if is_own(roots.name(path))]
-            own += named_by_path(unit, roots)
-            beside = set(map(os.path.dirname, own))
-            texts_of_own = [plain(content(path)) for path in own]
-            text_of_own = b"\n".join((*texts_of_own, *map(os.fsencode, unit.path.flags)))
-            named = [name for file, text in every_text if file in own for _, name in text.macros]
-            for directory in computing:
-                for include in named:
-                    search.note(directory, include)
-            up = max((path.count(b"..") for path in UP.findall(text_of_own)), default=0)
-            in_parts = UP_IN_PARTS.search(text_of_own) is not None
-            for place in dict.fromkeys((*computing, *unit.path.quoted, *unit.path.bracketed)):
-                if place in beside or is_own(roots.place(place)):
-                    for level in range((place.count(os.sep) if in_parts else up) + 1):
-                        search.note_folders(os.path.join(place, *[os.pardir] * level), text_of_own)
-            for path in ABSOLUTE.findall(b"\n".join(COMPUTES.findall(text_of_own))):
-                place = os.fsdecode(path)
-                while not os.path.isdir(place):
-                    place = os.path.dirname(place)
-                search.note_folders(place, text_of_own)
+            _note_computed(search, unit, roots, every_text, computing)
         search.note_unnamed()
         every = list(
             dict.fromkeys((*unit.path.quoted, *unit.path.bracketed, *unit.path.duplicates))
@@ -124,6 +103,37 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], li
                     found.append(one)
         twins += search.twins
     return found, twins
+
+
+def _note_computed(
+    search: _Search,
+    unit: Unit,
+    roots: Roots,
+    every_text: Sequence[tuple[str, Text]],
+    computing: Sequence[str],
+) -> None:
+    """Note where headers could be whose names macros put together, in files of ``computing``."""
+    own = [path for path in (unit.source, *unit.read) if is_own(roots.name(path))]
+    own += named_by_path(unit, roots)
+    named = [name for file, text in every_text if file in own for _, name in text.macros]
+    for directory in computing:
+        search.note_unknown(directory)
+        for include in named:
+            search.note(directory, include)
+    texts = (plain(content(path)) for path in own)
+    text_of_own = b"\n".join((*texts, *map(os.fsencode, unit.path.flags)))
+    up = max((path.count(b"..") for path in UP.findall(text_of_own)), default=0)
+    in_parts = UP_IN_PARTS.search(text_of_own) is not None
+    beside = set(map(os.path.dirname, own))
+    for place in dict.fromkeys((*computing, *unit.path.quoted, *unit.path.bracketed)):
+        if place in beside or is_own(roots.place(place)):
+            for level in range((place.count(os.sep) if in_parts else up) + 1):
+                search.note_folders(os.path.join(place, *[os.pardir] * level), text_of_own)
+    for path in ABSOLUTE.findall(b"\n".join(COMPUTES.findall(text_of_own))):
+        place = os.fsdecode(path)
+        while not os.path.isdir(place):
+            place = os.path.dirname(place)
+        search.note_folders(place, text_of_own)
 
 
 class _Search:
