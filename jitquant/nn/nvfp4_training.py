@@ -23,7 +23,7 @@ from jitquant.formats import (
 from jitquant.nn._linear import check_input, check_linear
 from jitquant.nn._matmul import cut, output_dtype, register
 from jitquant.nn._nvfp4_mm import nvfp4_mm
-from jitquant.ops import quantize_nvfp4, quantize_nvfp4_both
+from jitquant.ops import _checks, quantize_nvfp4, quantize_nvfp4_both
 from jitquant.tensors import NVFP4Tensor
 
 
@@ -46,7 +46,7 @@ def linears_in_last_blocks(model: nn.Module, blocks: int) -> list[str]:
         ValueError: the model has no such list, or too few blocks.
     """
     if not isinstance(blocks, SupportsIndex):
-        raise TypeError(f"blocks: expected an int, got {type(blocks).__name__}")
+        raise _checks.wrong_scalar(blocks, "blocks", "int")
     best: list[list[str]] = []
     for kind in (nn.ModuleList, nn.Sequential):
         for path, module in model.named_modules():
@@ -285,7 +285,7 @@ class NVFP4TrainingLinear(nn.Linear):
             TypeError, ValueError: it is no int64.
         """
         if not isinstance(seed, SupportsIndex):
-            raise TypeError(f"seed: expected an int, got {type(seed).__name__}")
+            raise _checks.wrong_scalar(seed, "seed", "int")
         if not -(1 << 63) <= int(seed) < 1 << 63:
             raise ValueError(f"seed: expected a number from -2**63 to 2**63 - 1, got {seed}")
         with torch.no_grad():
