@@ -487,52 +487,42 @@ def _placed(made: random.Random, rows: int, cols: int, dtype: torch.dtype, seed:
     return x if batches > 1 else x[0]
 
 
+def _drawn(generator: torch.Generator, choices: tuple[float, ...], *shape: int) -> Tensor:
+    return torch.tensor(choices)[torch.randint(len(choices), shape, generator=generator)]
+
+
+def _drawn_rows(generator: torch.Generator, rows: int, blocks: int) -> tuple[Tensor, Tensor]:
+    """Any codes, with scales of 1/2, 1 and 2."""
+    codes = torch.randint(256, (rows, 8 * blocks), dtype=torch.uint8, generator=generator)
+    return codes, _drawn(generator, (0x30, 0x38, 0x40), rows, blocks).to(torch.uint8)
+
+
 def _any_products(seed: int, count: int) -> Iterator[Sample]:
     # Sums of few multiples of 1/8 are exact in every order, so all bits agree. A third, which the
-    # test has on a device of compute capability 9.0, are in tiles; the others have few rows, and
-    # most of these a long k.
-    made = random.Random(seed)
+    # test has on a device of compute capability 9.0, are in tiles; the others have few rows and a
+    # long k.
+    made, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     for i in range(count):
-        if i % 3 != 1:
-            rows, n, cols = (
-                made.choice((1, 2, 5, 9, 16)),
-                made.randint(1, 150),
-                made.randint(257, 800),
-            )
+        if i % 3 == 1:
+            rows, n, blocks = made.randint(12, 140), made.randint(1, 700), 4 * made.randint(1, 14)
         else:
-            rows, n, cols = made.randint(12, 140), made.randint(1, 700), 4 * made.randint(1, 14)
-        seed = made.randrange(2**16)
-        generator = torch.Generator().manual_seed(seed)
-
-        def draw(
-            *shape: int, choices: tuple[float, ...], generator: torch.Generator = generator
-        ) -> Tensor:
-            return torch.tensor(choices)[torch.randint(len(choices), shape, generator=generator)]
-
-        def packed(
-            count: int, cols: int = cols, draw: Callable[..., Tensor] = draw
-        ) -> tuple[Tensor, Tensor]:
-            codes = draw(count, cols * 8, choices=tuple(range(256))).to(torch.uint8)
-            return codes, draw(count, cols, choices=(0x30, 0x38, 0x40)).to(torch.uint8)
-
-        w = (*packed(n), torch.tensor([0.5]))
+            rows = made.choice((1, 2, 5, 9, 16))
+            n, blocks = made.randint(1, 150), made.randint(257, 800)
+        w = (*_drawn_rows(generator, n, blocks), torch.tensor([0.5]))
         how: dict[str, Any] = {"dtype": torch.float32}
         if made.random() < 0.3:
-            how["bias"] = draw(n, choices=(0.0, -3.0, 2.0))
+            how["bias"] = _drawn(generator, (0.0, -3.0, 2.0), n)
         if made.random() < 0.2:
-            how["residual"] = draw(rows, n, choices=(0.0, 7.0))
-        what = (i, rows, n, cols * 16)
-        if (
-            made.random() < 0.25 and cols <= 512
-        ):  # longer sums of products of two codes are not exact
-            codes, scales = packed(rows)
-            how |= {"x_sf": scales, "x_gsa": torch.tensor([2.0])}
-            yield _case("nvfp4_linear", (*what, "codes"), (codes, *w), **how)
-            continue
-        short = made.choice((0, 0, 3, 8))
-        x = draw(rows, cols * 16 + made.choice((0, 8)), choices=(-2.0, -1.0, 0.0, 1.0, 2.0))
-        x = x[:, : cols * 16 - short].to(made.choice(DTYPES[:2]))
-        yield _case("nvfp4_linear", (*what, x.dtype), (x, *w), **how)
+            how["residual"] = _drawn(generator, (0.0, 7.0), rows, n)
+        # Longer sums of products of two codes are not exact.
+        if made.random() < 0.25 and blocks <= 512:
+            x, how["x_sf"] = _drawn_rows(generator, rows, blocks)
+            how["x_gsa"] = torch.tensor([2.0])
+        else:
+            cols, pitch = 16 * blocks - made.choice((0, 0, 3, 8)), 16 * blocks + made.choice((0, 8))
+            x = _drawn(generator, (-2.0, -1.0, 0.0, 1.0, 2.0), rows, pitch)[:, :cols]
+            x = x.to(made.choice(DTYPES[:2]))
+        yield _case("nvfp4_linear", (i, rows, n, 16 * blocks, x.dtype), (x, *w), **how)
 
 
 # What an op may take beside its tensor, by name.
