@@ -302,6 +302,35 @@ def _rotated_samples() -> tuple[list[Sample], list[Sample]]:
     return fp8, group
 
 
+def _ulps_from(x: Tensor, ulps: Tensor) -> Tensor:
+    """Positive numbers so many units in the last place away."""
+    return (x.contiguous().view(torch.int32) + ulps.int()).view(torch.float32)
+
+
+def _near_codes() -> tuple[Tensor, Tensor]:
+    """Values whose sums with the step's part of a random byte are near a code, and these bytes.
+
+    The first of a block makes the scale 1. fp32 rounds sums a little below 0.5 up to it.
+    """
+    r = torch.arange(256)[:, None, None]
+    code = torch.tensor([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])[:, None]
+    step = torch.tensor([0.5, 0.5, 0.5, 0.5, 1.0, 1.0, 2.0])[:, None]
+    near = _ulps_from(code - r / 256 * step, torch.arange(-4, 5))
+    far = _ulps_from(code[:1] - r / 256 * step[:1], -(torch.arange(1, 32) ** 3))
+    x = torch.cat([near.reshape(256, -1), far.reshape(256, -1)], dim=1)[:, :93].reshape(256, 3, 31)
+    x = torch.cat([torch.full((256, 3, 1), 6.0), x], dim=2).reshape(256, 96)
+    return x, torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, 96)
+
+
+def _near_powers() -> Tensor:
+    """Blocks with amax 6, whose other values are up to 8 units below a power of two, or random."""
+    x = randn(512, 16, dtype=torch.float32, seed=11).abs_().clamp_(max=6)
+    power = torch.tensor([0.5, 1.0, 2.0, 4.0]).repeat(512, 2)
+    x[:, 4:12] = _ulps_from(power, -(torch.arange(512) % 8)[:, None])
+    x[:, 0] = 6.0
+    return x.reshape(16, 512)
+
+
 def recipe_samples() -> dict[str, list[Sample]]:
     """By op."""
     amax: list[Sample] = []
@@ -417,6 +446,15 @@ def recipe_samples() -> dict[str, list[Sample]]:
         return (codes.to(d), scales.to(d)), {"dtype": torch.float32}
 
     back.append(Sample("dequantize_mxfp4", "all_bytes", all_bytes))
+
+    def near_codes(d: torch.device | str) -> Arguments:
+        x, given = _near_codes()
+        return (x.to(d),), {"rounding": "stochastic", "random_bytes": given.to(d)}
+
+    mxfp4.append(Sample("quantize_mxfp4", "near_codes", near_codes))
+    for select in ("4over6_mae", "4over6_mse"):
+        how = {"select": select, "e4m3_max": 256, "granularity": "tensor"}
+        nvfp4.append(_nvfp4(f"near_powers-{select}", _near_powers, how))
     both_amax, both = _both_samples()
     rotated_fp8, rotated_group = _rotated_samples()
     embedded = _embedded_samples()

@@ -225,23 +225,24 @@ JITQUANT_HD uint32_t e2m1x8_stochastic(const Block<T>& x, int half, float enc,
   return (e2m1x8_and_half(sum) >> 1 & 0x77777777u) | (e2m1x8_signs(x, half) & kSignBits);
 }
 
-// The same where no product reaches 8 and enc is far above the smallest numbers. Products are in
-// kHalfUnit, so the exponents of 1, 2 and 4 end with the bits 01, 10 and 11. These bits give 2^110,
-// 2^111 and 2^112 for the steps; the random byte is a multiple of 2^-133, which needs no
-// conversion.
+// The same where no product reaches 8 and enc is far above the smallest numbers. Truncated to fp16,
+// products in kHalfUnit have 9 bits below their code, whatever its step. Adding the random byte to
+// the upper 8 of them carries into the code if the sum reaches the next one. fp32 rounds some sums
+// up to that: those up to 2^-26 below 0.5, of products below 0.25. Larger products stay as they are
+// if 2^-26 is added toward zero.
 template <class T>
 JITQUANT_HD uint32_t e2m1x8_stochastic_usual(const Block<T>& x, int half, float enc,
                                              const RandomBytes& r) {
   const float unit = enc * kHalfUnit;
-  const auto sum = [&](int i) {
-    const float a = mul_rn(magnitude_of(x, 8 * half + i), unit);
-    const float within = a > kHalfUnit ? a : kHalfUnit;
-    const float power = bits_float((float_bits(within) & 0x01800000u) | 0x76000000u);
-    const uint32_t byte =
-        byte_permute(r.words[2 * half + (i >> 2)], 0u, 0x4044u + 0x100u * (i & 3));
-    return fma_rn(bits_float(byte), power, a);
+  const auto product = [&](int i) {
+    return add_rz(mul_rn(magnitude_of(x, 8 * half + i), unit), 0x1p-26f * kHalfUnit);
   };
-  return (e2m1x8_and_half<kMostTruncated>(sum) >> 1 & 0x77777777u) |
+  const auto sums = [&](int i) {
+    const uint32_t bytes =
+        byte_permute(r.words[2 * half + (i >> 2)], 0u, 0x4240u + 0x101u * (i & 3));
+    return 2 * bytes + truncated_halves(product(i), product(i + 2));
+  };
+  return (e2m1x8_of_halves<kMostTruncated>(sums) >> 1 & 0x77777777u) |
          (e2m1x8_signs(x, half) & kSignBits);
 }
 

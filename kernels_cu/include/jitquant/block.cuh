@@ -228,18 +228,22 @@ JITQUANT_HD uint32_t sum_codes(F&& f) {
 // fp16.
 constexpr float kHalfUnit = 0x1p-14f;
 
-// Eight 3-bit codes, each with a rounding bit below, the first in the low four bits. f(i) is the
-// magnitude of value i in kHalfUnit, below 8. They are the upper bytes of the value truncated to
-// fp16. kMost: the largest upper byte, for values that may be as large as 16; 0: they may not.
+// Eight 3-bit codes, each with a rounding bit below, the first in the low four bits. halves(i) is
+// values i and i + 2 in kHalfUnit, truncated to fp16; the upper bytes are the codes. kMost: the
+// largest upper byte, for values that may be as large as 16; 0: they are below 8.
 constexpr uint32_t kMostTruncated = 0x0f, kMostRounded = 0x0e;
 template <uint32_t kMost = 0, class F>
-JITQUANT_HD uint32_t e2m1x8_and_half(F&& f) {
-  const auto halves = [&](int i) {
-    const uint32_t two = truncated_halves(f(i), f(i + 2));
-    return kMost == 0 ? two : halves_min(two, kMost << 24 | kMost << 8);
+JITQUANT_HD uint32_t e2m1x8_of_halves(F&& halves) {
+  const auto limited = [&](int i) {
+    return kMost == 0 ? halves(i) : halves_min(halves(i), kMost << 24 | kMost << 8);
   };
-  const auto upper_bytes = [&](int i) { return byte_permute(halves(i), halves(i + 4), 0x7531); };
+  const auto upper_bytes = [&](int i) { return byte_permute(limited(i), limited(i + 4), 0x7531); };
   return upper_bytes(0) + 16 * upper_bytes(1);
+}
+// The same of magnitudes f(i) in kHalfUnit.
+template <uint32_t kMost = 0, class F>
+JITQUANT_HD uint32_t e2m1x8_and_half(F&& f) {
+  return e2m1x8_of_halves<kMost>([&](int i) { return truncated_halves(f(i), f(i + 2)); });
 }
 
 // Eight 3-bit codes of magnitudes below 7, or with kMost below 16. Ties round up.

@@ -48,14 +48,19 @@ JITQUANT_HD float mul_rn(float a, float b) {
 #endif
 }
 
+#if !defined(__CUDA_ARCH__)
+inline float toward_zero(double exact) {
+  const float y = static_cast<float>(exact);
+  return std::fabs(static_cast<double>(y)) > std::fabs(exact) ? bits_float(float_bits(y) - 1) : y;
+}
+#endif
+
 // The product, rounded toward zero: finite factors give at most kFloatMax.
 JITQUANT_HD float mul_rz(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rz(a, b);
 #else
-  const double exact = static_cast<double>(a) * b;  // 48 bits
-  const float y = static_cast<float>(exact);
-  return std::fabs(static_cast<double>(y)) > std::fabs(exact) ? bits_float(float_bits(y) - 1) : y;
+  return toward_zero(static_cast<double>(a) * b);  // 48 bits
 #endif
 }
 
@@ -64,6 +69,15 @@ JITQUANT_HD float add_rn(float a, float b) {
   return __fadd_rn(a, b);
 #else
   return a + b;
+#endif
+}
+
+// The sum, rounded toward zero, of two numbers whose exact sum fits in fp64.
+JITQUANT_HD float add_rz(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rz(a, b);
+#else
+  return toward_zero(static_cast<double>(a) + b);
 #endif
 }
 
