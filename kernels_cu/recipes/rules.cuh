@@ -373,16 +373,17 @@ JITQUANT_APART float2 exact_errors(const Block<T>& x, float b, TwoScales scales,
 }
 
 // The same up to a few roundings, without codes: the distances of products below 7 from E2M1, in
-// multiples of `unit`. The step between codes is half the power of two in max(z, 1), and adding
-// 2^22 times that power rounds to a multiple of the step.
+// multiples of `unit`. The step between codes is half the power of two in max(z, 1), and so is the
+// last bit of z - 2^22 * max(z, 1), which is therefore z rounded to a code, less the same product.
+// Numbers below 1 need a little more than 1 for that.
 template <Error kError, class T>
 JITQUANT_HD float near_error(const Block<T>& x, float enc, float unit) {
   float error = 0.0f;
   JITQUANT_UNROLL
   for (int i = 0; i < 16; ++i) {
-    const float z = mul_rn(magnitude_of(x, i), enc), within = z > 1.0f ? z : 1.0f;
-    const float power = bits_float(float_bits(within) & 0x7f800000u);
-    const float d = fma_rn(power, -0x1p22f, fma_rn(power, 0x1p22f, z)) - z;
+    const float z = mul_rn(magnitude_of(x, i), enc), least = 1.0f + 0x1p-22f;
+    const float within = z > least ? z : least;
+    const float d = fma_rn(within, 0x1p22f, fma_rn(within, -0x1p22f, z)) - z;
     error = kError == Error::kSquared ? fma_rn(d, d, error) : with_error<kError>(error, abs_of(d));
   }
   return kError == Error::kSquared ? error * unit * unit : error * unit;
