@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kLaneThreads, kMost > 2 ? 4 : 5)
   const bool quantizes = scale.mode != RowMode::kTensorAmax;
   RowLane at(source, out, lanes_log2);
   const int blocks = (at.width - at.mine + at.lanes - 1) >> lanes_log2;  // blocks of this lane
+  const uint32_t place = kept(weights.place(at.mine));
 #pragma unroll
   for (int k = 0; k < kMost; ++k) {
     if (k >= blocks) break;
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kLaneThreads, kMost > 2 ? 4 : 5)
     for (int k = 0; k < kMost; ++k) {
       block_max[k] = squares[k] = 0.0f;
       if (k >= there) continue;
-      weights.weigh(x[k], at.block(k), 0, held[k], block_max[k], squares[k]);
+      weights.weigh(x[k], place + weights.place(k * at.lanes), held[k], block_max[k], squares[k]);
       most = max(most, float_bits(block_max[k]));
     }
     fetch(at.row + at.step);

@@ -144,9 +144,25 @@ class HeldWeights {
   template <class Value>
   __device__ __forceinline__ void weigh(const Value& x, int b, int k, HeldProduct& held,
                                         float& amax, float& squares) const {
+    weigh(x, storage_ + (magnitudes(b) + k * kChunk), storage_ + (signs(b) + k * kChunk), held,
+          amax, squares);
+  }
+  // The same of the block at `place`, which is place(b) and, for block b + step of a warp's lanes,
+  // place(b) + place(step): without turns the blocks of neighboring lanes are 16 bytes apart.
+  template <class Value>
+  __device__ __forceinline__ void weigh(const Value& x, uint32_t place, HeldProduct& held,
+                                        float& amax, float& squares) const {
+    static_assert(!kTurns);
+    weigh(x, storage_ + place, storage_ + (place + kSigns), held, amax, squares);
+  }
+  static __device__ __forceinline__ uint32_t place(int b) { return magnitudes(b); }
+
+ private:
+  template <class Value>
+  static __device__ __forceinline__ void weigh(const Value& x, const char* magnitudes,
+                                               const char* signs, HeldProduct& held, float& amax,
+                                               float& squares) {
     BlockSquares<T> sum;
-    const char* const magnitudes = storage_ + (this->magnitudes(b) + k * kChunk);
-    const char* const signs = storage_ + (this->signs(b) + k * kChunk);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float4 w = reinterpret_cast<const float4*>(magnitudes)[32 * i];
@@ -163,7 +179,6 @@ class HeldWeights {
     held.signs = e2m1x16_signs(x) ^ *reinterpret_cast<const uint32_t*>(signs);
   }
 
- private:
   static constexpr int kSigns = 4 * 32 * sizeof(float4);  // behind the magnitudes
   // With the stride of the magnitudes if that saves an instruction per block. Otherwise packed:
   // shared memory limits how many rows are in flight.

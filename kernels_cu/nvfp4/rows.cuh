@@ -1,6 +1,6 @@
 // The row-by-row kernels: row granularity and norms in one launch, or launch 1 of a norm with
 // tensor granularity. They differ in where a row is between its two passes, and in the walk:
-//   lane_rows_kernel      registers of some lanes of a warp; many rows of at most 1024 columns
+//   lane_rows_kernel      registers of some lanes of a warp; many rows of at most 1536 columns
 //   lane_norm_kernel      the same for norms; 1536 columns, in fp32 512
 //   register_rows_kernel  registers of a thread block, which is persistent; whole, aligned blocks
 //   norm_kernel           the same for norms; both also take other rows of a plain tensor of
@@ -128,7 +128,8 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
 // How to quantize the rows of a source. Depends only on shape, alignment and device.
 struct RowPlan {
   // kRegisters and kRegistersFew take Source::kHeldShare and kHeldFew blocks per thread; kLoose is
-  // kRegisters of LooseSource. Norms take kMostLaneNormBlocks per lane with kLanesMost.
+  // kRegisters of LooseSource. A lane has kFewLaneBlocks with kLanes, kLaneBlocks with kLanesMost;
+  // of a norm kLaneNormBlocks and kMostLaneNormBlocks.
   enum Kernel {
     kReread,
     kLanes,
@@ -261,9 +262,9 @@ constexpr bool kHasLanes = false;
 template <class T>
 constexpr bool kHasLanes<PlainSource<T>> = true;
 
-// In wider rows a thread block holds a row faster: 65536 rows of 1024 and 2048 columns take 47 and
-// 87 us in lanes, 67 and 83 us in a thread block.
-constexpr int kMostLaneCols = 1024;
+// In wider rows a thread block holds a row faster: 65536 rows of 2048 columns take 87 us in lanes,
+// 83 in a thread block; 21760 x 1536 take 24.6 and 27.9.
+constexpr int kMostLaneCols = 1536;
 // With a residual, or of silu(gate) * up, already 32768 x 1024 take 67 and 52 us in lanes, 56 and
 // 44 in a thread block; 43648 x 768 take 59 and 42, and 61 and 65.
 constexpr int kMostRowLaneCols = 768;
@@ -273,7 +274,7 @@ constexpr auto lane_kernel() {
   if constexpr (kNorm) {
     return &lane_norm_kernel<T, kBlocks>;
   } else {
-    return &lane_rows_kernel<T>;
+    return &lane_rows_kernel<T, kBlocks>;
   }
 }
 
@@ -281,7 +282,8 @@ constexpr auto lane_kernel() {
 template <bool kNorm, int kBlocks, class T>
 RowPlan lane_plan(const PlainSource<T>& source) {
   const int64_t width = blocks_of(source.cols);
-  RowPlan plan = {kNorm && kBlocks > kLaneNormBlocks<T> ? RowPlan::kLanesMost : RowPlan::kLanes};
+  constexpr int kFew = kNorm ? kLaneNormBlocks<T> : kFewLaneBlocks;
+  RowPlan plan = {kBlocks > kFew ? RowPlan::kLanesMost : RowPlan::kLanes};
   plan.lanes_log2 = row_lanes_log2(kBlocks, width);
   plan.shape.block = kLaneThreads;
   plan.shape.start = Start::kOverlapped;
@@ -307,7 +309,12 @@ RowPlan lane_plan(const PlainSource<T>& source) {
     }
     return lane_plan<kNorm, kEven>(source);
   } else {
-    return source.cols <= kMostLaneCols ? lane_plan<kNorm, kLaneBlocks<T>>(source) : RowPlan{};
+    constexpr int kFew = kFewLaneBlocks, kMost = kLaneBlocks<T>;
+    if (width <= 32 * kFew && width == int64_t{kFew} << row_lanes_log2(kFew, width)) {
+      return lane_plan<kNorm, kFew>(source);
+    }
+    const bool fits = width <= 32 * kMost && source.cols <= kMostLaneCols;
+    return fits ? lane_plan<kNorm, kMost>(source) : RowPlan{};
   }
 }
 
@@ -440,9 +447,17 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
       if (plan.kernel == RowPlan::kLanesMost) {
         return start(Constant<&lane_norm_kernel<T, kMostLaneNormBlocks<T>>>{}, plan.lanes_log2);
       }
-    } else if (plan.kernel == RowPlan::kLanes) {
-      return launch<&lane_rows_kernel<T>>(plan.shape, stream, source, scale.divisor, scale.gsa_out,
-                                          recipe, out, plan.lanes_log2);
+    } else {
+      auto lanes = [&](auto kernel) {
+        return launch<decltype(kernel)::value>(plan.shape, stream, source, scale.divisor,
+                                               scale.gsa_out, recipe, out, plan.lanes_log2);
+      };
+      if (plan.kernel == RowPlan::kLanes) {
+        return lanes(Constant<&lane_rows_kernel<T, kFewLaneBlocks>>{});
+      }
+      if (plan.kernel == RowPlan::kLanesMost) {
+        return lanes(Constant<&lane_rows_kernel<T, kLaneBlocks<T>>>{});
+      }
     }
   }
   if constexpr (kTakesLong && kHasLoose<Source>) {

@@ -352,6 +352,7 @@ class LaneReduce {
 
   __device__ __forceinline__ float max(float x) const {
     uint32_t most = float_bits(x);
+    if (team_.log2 == 5) return bits_float(__reduce_max_sync(0xffffffffu, most));
 #pragma unroll 1
     for (int offset = team_.threads() >> 1; offset > 0; offset >>= 1) {
       const uint32_t other = __shfl_xor_sync(0xffffffffu, most, offset);
@@ -373,11 +374,7 @@ class LaneReduce {
       const float half = sums_of_two<8>(add_rn(squares[0], squares[kSecond]), squares[kThird]);
       return add_rn(half, __shfl_xor_sync(0xffffffffu, half, 8));
     }
-    // The blocks of a row shorter than a chunk are added like those of a chunk, as far as there are
-    // any.
-    float sum = squares[0];
-    if (kBlocks > 2) sum = add_rn(sum, squares[kThird]);
-    if (kBlocks > 1) sum = add_rn(sum, squares[kSecond]);
+    float sum = own(squares);
 #pragma unroll 1
     for (int offset = team_.threads() >> 1; offset > 0; offset >>= 1) {
       sum = add_rn(sum, __shfl_xor_sync(0xffffffffu, sum, offset));
@@ -386,10 +383,30 @@ class LaneReduce {
   }
   template <int kBlocks>
   __device__ __forceinline__ float2 sum_and_max(const float (&squares)[kBlocks], float max) const {
-    return {sum(squares), this->max(max)};
+    if (team_.log2 >= 5 - (kBlocks > 2)) return {sum(squares), this->max(max)};
+    // In one loop, so that the steps overlap.
+    float2 all = {own(squares), max};
+#pragma unroll 1
+    for (int offset = team_.threads() >> 1; offset > 0; offset >>= 1) {
+      const float sum = __shfl_xor_sync(0xffffffffu, all.x, offset);
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, float_bits(all.y), offset);
+      all.x = add_rn(all.x, sum);
+      if (other > float_bits(all.y)) all.y = bits_float(other);
+    }
+    return all;
   }
 
  private:
+  // The blocks of a row shorter than a chunk are added like those of a chunk, as far as there are
+  // any.
+  template <int kBlocks>
+  static __device__ __forceinline__ float own(const float (&squares)[kBlocks]) {
+    float sum = squares[0];
+    if (kBlocks > 2) sum = add_rn(sum, squares[kBlocks > 2 ? 2 : 0]);
+    if (kBlocks > 1) sum = add_rn(sum, squares[kBlocks > 1 ? 1 : 0]);
+    return sum;
+  }
+
   LaneTeam team_;
 };
 
