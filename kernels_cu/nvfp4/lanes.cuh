@@ -6,13 +6,6 @@
 
 namespace jitquant {
 
-// The maximum blocks of a row per lane. Rows that fill all lanes with two blocks each have these:
-// more warps take fewer rows each, so that all end at nearly the same time. On an H200 65536 x 512
-// and 32768 x 1024 take 25.7 and 24.2 us with two blocks, 26.0 and 25.6 with four.
-template <class T>
-constexpr int kLaneBlocks = sizeof(T) == 2 ? 4 : 2;
-constexpr int kFewLaneBlocks = 2;
-
 // log2 of the lanes per row, if a lane holds up to `most` blocks: as few lanes as can hold the row,
 // but at least the number of blocks that are adjacent in swizzled scales.
 inline int row_lanes_log2(int most, int64_t width) {
@@ -57,11 +50,12 @@ struct RowLane {
   }
 };
 
-// When a lane has encoded a block, it loads the same block of its next row in its place.
+// A lane has up to kMost blocks of a row. When it has encoded one, it loads the same block of its
+// next row in its place.
 template <class T, int kMost>
-__global__ void __launch_bounds__(kLaneThreads, sizeof(T) == 4           ? 6
-                                                : kMost > kFewLaneBlocks ? 7
-                                                                         : 8)
+__global__ void __launch_bounds__(kLaneThreads, sizeof(T) == 4 ? 6
+                                                : kMost > 2    ? 7
+                                                               : 8)
     lane_rows_kernel(PlainSource<T> source, float divisor, float* gsa, Nvfp4Recipe recipe,
                      Nvfp4Output out, int lanes_log2) {
   const LaneReduce reduce({lanes_log2});

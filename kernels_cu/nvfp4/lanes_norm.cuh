@@ -7,12 +7,6 @@
 
 namespace jitquant {
 
-// The maximum blocks of a row per lane, for rows of 2^n blocks and for those of 3 * 2^n.
-template <class T>
-constexpr int kLaneNormBlocks = sizeof(T) == 2 ? 2 : 1;
-template <class T>
-constexpr int kMostLaneNormBlocks = sizeof(T) == 2 ? 3 : 1;
-
 // Shared memory for the weights.
 template <class T>
 size_t lane_norm_bytes(int64_t width) {
@@ -22,7 +16,7 @@ size_t lane_norm_bytes(int64_t width) {
 // A lane has up to kMost blocks of a row. It loads its next row after it has multiplied this one by
 // the weights.
 template <class T, int kMost>
-__global__ void __launch_bounds__(kLaneThreads, kMost > 2 ? 4 : 5)
+__global__ void __launch_bounds__(kLaneThreads, kMost > 2 ? 7 - kMost : 5)
     lane_norm_kernel(PlainSource<T> source, Normalize<T> norm, RowScale scale, Nvfp4Recipe recipe,
                      Nvfp4Output out, int lanes_log2) {
   extern __shared__ __align__(128) uint4 row_storage[];

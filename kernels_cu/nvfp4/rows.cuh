@@ -1,7 +1,8 @@
 // The row-by-row kernels: row granularity and norms in one launch, or launch 1 of a norm with
 // tensor granularity. They differ in where a row is between its two passes, and in the walk:
-//   lane_rows_kernel      registers of some lanes of a warp; many rows of at most 1536 columns
-//   lane_norm_kernel      the same for norms; 1536 columns, in fp32 512
+//   lane_rows_kernel      registers of some lanes of a warp; many rows of at most 1536 columns (of
+//                         fp32 1024)
+//   lane_norm_kernel      the same for norms; 2048 columns (of fp32 512)
 //   register_rows_kernel  registers of a thread block, which is persistent; whole, aligned blocks
 //   norm_kernel           the same for norms; both also take other rows of a plain tensor of
 //                         two-byte values
@@ -128,12 +129,10 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
 // How to quantize the rows of a source. Depends only on shape, alignment and device.
 struct RowPlan {
   // kRegisters and kRegistersFew take Source::kHeldShare and kHeldFew blocks per thread; kLoose is
-  // kRegisters of LooseSource. A lane has kFewLaneBlocks with kLanes, kLaneBlocks with kLanesMost;
-  // of a norm kLaneNormBlocks and kMostLaneNormBlocks.
+  // kRegisters of LooseSource.
   enum Kernel {
     kReread,
     kLanes,
-    kLanesMost,
     kRegistersFew,
     kRegisters,
     kLoose,
@@ -147,8 +146,9 @@ struct RowPlan {
   // For the kernels that hold rows.
   RowSchedule rows;
   RowStart start;
-  int lanes_log2 = 0;  // log2 of the lanes per row, with kLanes
-  int ahead = 0;       // with kCluster
+  int lanes_log2 = 0;   // log2 of the lanes per row, with kLanes
+  int lane_blocks = 0;  // the maximum of a lane
+  int ahead = 0;        // with kCluster
 };
 
 template <auto kValue>
@@ -262,12 +262,35 @@ constexpr bool kHasLanes = false;
 template <class T>
 constexpr bool kHasLanes<PlainSource<T>> = true;
 
-// In wider rows a thread block holds a row faster: 65536 rows of 2048 columns take 87 us in lanes,
-// 83 in a thread block; 21760 x 1536 take 24.6 and 27.9.
-constexpr int kMostLaneCols = 1536;
 // With a residual, or of silu(gate) * up, already 32768 x 1024 take 67 and 52 us in lanes, 56 and
 // 44 in a thread block; 43648 x 768 take 59 and 42, and 61 and 65.
 constexpr int kMostRowLaneCols = 768;
+
+// The maximum blocks per lane of rows of `width` blocks; 0 if lanes do not hold them. Rows that
+// fill all lanes with two blocks each have these: warps with fewer rows all end at nearly the same
+// time. 65536 x 512 and 32768 x 1024 take 25.7 and 24.2 us with two blocks, 26.0 and 25.6 with
+// four. Norms have three if rows then take fewer lanes. In wider rows a thread block is faster:
+// 65536 x 2048 take 83 us in one, 87 in lanes; but 21760 x 1536 take 27.9 and 24.6, and norms of
+// 16384 x 2048 33.4 and 28.7.
+template <bool kNorm, class T>
+int lane_blocks(int64_t width) {
+  const auto lanes = [&](int blocks) { return int64_t{1} << row_lanes_log2(blocks, width); };
+  if (sizeof(T) == 4) return width <= (kNorm ? 32 : 64) ? kNorm ? 1 : 2 : 0;
+  if (width > (kNorm ? 128 : 96)) return 0;
+  if (!kNorm) return lanes(2) <= 32 && 2 * lanes(2) == width ? 2 : 4;
+  if (width > 64) return width > 96 ? 4 : 3;
+  return 3 * lanes(3) < 2 * lanes(2) ? 3 : 2;
+}
+// Calls f with the maximum blocks per lane as a compile-time constant.
+template <bool kNorm, class T, class F>
+auto with_lane_blocks(int blocks, F&& f) {
+  if constexpr (sizeof(T) == 4) {
+    return f(Constant<kNorm ? 1 : 2>());
+  } else if constexpr (kNorm) {
+    if (blocks == 3) return f(Constant<3>());
+  }
+  if constexpr (sizeof(T) == 2) return blocks == 4 ? f(Constant<4>()) : f(Constant<2>());
+}
 
 template <bool kNorm, class T, int kBlocks>
 constexpr auto lane_kernel() {
@@ -278,44 +301,25 @@ constexpr auto lane_kernel() {
   }
 }
 
-// Each lane has up to kBlocks blocks.
-template <bool kNorm, int kBlocks, class T>
-RowPlan lane_plan(const PlainSource<T>& source) {
-  const int64_t width = blocks_of(source.cols);
-  constexpr int kFew = kNorm ? kLaneNormBlocks<T> : kFewLaneBlocks;
-  RowPlan plan = {kBlocks > kFew ? RowPlan::kLanesMost : RowPlan::kLanes};
-  plan.lanes_log2 = row_lanes_log2(kBlocks, width);
-  plan.shape.block = kLaneThreads;
-  plan.shape.start = Start::kOverlapped;
-  plan.shape.shared = kNorm ? lane_norm_bytes<T>(width) : 0;
-  const int rows = lane_rows(plan.lanes_log2);
-  plan.shape.grid = persistent_grid(
-      (source.rows + rows - 1) / rows,
-      blocks_per_sm<lane_kernel<kNorm, T, kBlocks>()>(kLaneThreads, plan.shape.shared));
-  if (plan.shape.grid > kMaxPartials) plan.shape.grid = kMaxPartials;
-  plan.partials = static_cast<int>(plan.shape.grid);
-  return plan;
-}
 // No plan if lanes cannot hold a row.
 template <bool kNorm, class T>
 RowPlan lane_plan(const PlainSource<T>& source) {
   const int64_t width = blocks_of(source.cols);
-  if constexpr (kNorm) {
-    constexpr int kEven = kLaneNormBlocks<T>, kMost = kMostLaneNormBlocks<T>;
-    if (width > 32 * kMost) return {};
-    if (width > 32 * kEven ||
-        kMost << row_lanes_log2(kMost, width) < kEven << row_lanes_log2(kEven, width)) {
-      return lane_plan<kNorm, kMost>(source);
-    }
-    return lane_plan<kNorm, kEven>(source);
-  } else {
-    constexpr int kFew = kFewLaneBlocks, kMost = kLaneBlocks<T>;
-    if (width <= 32 * kFew && width == int64_t{kFew} << row_lanes_log2(kFew, width)) {
-      return lane_plan<kNorm, kFew>(source);
-    }
-    const bool fits = width <= 32 * kMost && source.cols <= kMostLaneCols;
-    return fits ? lane_plan<kNorm, kMost>(source) : RowPlan{};
-  }
+  RowPlan plan = {RowPlan::kLanes};
+  plan.lane_blocks = lane_blocks<kNorm, T>(width);
+  if (plan.lane_blocks == 0) return {};
+  plan.lanes_log2 = row_lanes_log2(plan.lane_blocks, width);
+  plan.shape.block = kLaneThreads;
+  plan.shape.start = Start::kOverlapped;
+  plan.shape.shared = kNorm ? lane_norm_bytes<T>(width) : 0;
+  const int rows = lane_rows(plan.lanes_log2);
+  const int at_once = with_lane_blocks<kNorm, T>(plan.lane_blocks, [&](auto blocks) {
+    return blocks_per_sm<lane_kernel<kNorm, T, blocks.value>()>(kLaneThreads, plan.shape.shared);
+  });
+  plan.shape.grid = persistent_grid((source.rows + rows - 1) / rows, at_once);
+  if (plan.shape.grid > kMaxPartials) plan.shape.grid = kMaxPartials;
+  plan.partials = static_cast<int>(plan.shape.grid);
+  return plan;
 }
 
 // -DJITQUANT_ROW_SCALES=1 builds a library without the kernels that only a gsa of the whole tensor
@@ -440,24 +444,16 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
   };
   if constexpr (kHasLanes<Source>) {
     using T = typename Source::Element;
-    if constexpr (kNorm) {
-      if (plan.kernel == RowPlan::kLanes) {
-        return start(Constant<&lane_norm_kernel<T, kLaneNormBlocks<T>>>{}, plan.lanes_log2);
-      }
-      if (plan.kernel == RowPlan::kLanesMost) {
-        return start(Constant<&lane_norm_kernel<T, kMostLaneNormBlocks<T>>>{}, plan.lanes_log2);
-      }
-    } else {
-      auto lanes = [&](auto kernel) {
-        return launch<decltype(kernel)::value>(plan.shape, stream, source, scale.divisor,
-                                               scale.gsa_out, recipe, out, plan.lanes_log2);
-      };
-      if (plan.kernel == RowPlan::kLanes) {
-        return lanes(Constant<&lane_rows_kernel<T, kFewLaneBlocks>>{});
-      }
-      if (plan.kernel == RowPlan::kLanesMost) {
-        return lanes(Constant<&lane_rows_kernel<T, kLaneBlocks<T>>>{});
-      }
+    if (plan.kernel == RowPlan::kLanes) {
+      return with_lane_blocks<kNorm, T>(plan.lane_blocks, [&](auto blocks) {
+        constexpr auto kKernel = lane_kernel<kNorm, T, blocks.value>();
+        if constexpr (kNorm) {
+          return start(Constant<kKernel>{}, plan.lanes_log2);
+        } else {
+          return launch<kKernel>(plan.shape, stream, source, scale.divisor, scale.gsa_out, recipe,
+                                 out, plan.lanes_log2);
+        }
+      });
     }
   }
   if constexpr (kTakesLong && kHasLoose<Source>) {

@@ -363,11 +363,14 @@ class LaneReduce {
   // Each lane has the squares of blocks t, t + threads, ...
   template <int kBlocks>
   __device__ __forceinline__ float sum(const float (&squares)[kBlocks]) const {
-    static_assert(kBlocks <= 3, "more are in another order");
+    static_assert(kBlocks <= 4, "more are in another order");
     constexpr int kSecond = kBlocks > 1 ? 1 : 0, kThird = kBlocks > 2 ? 2 : 0;
-    if (kBlocks > 1 && team_.log2 == 5) {  // up to three chunks
+    if (kBlocks > 1 && team_.log2 == 5) {  // up to four chunks
       float half = sums_of_two<16>(squares[0], squares[kSecond]);
-      if (kBlocks > 2) half = add_rn(half, sums_of_two<16>(squares[kThird], 0.0f));
+      if (kBlocks > 2) {
+        const float fourth = kBlocks > 3 ? squares[kBlocks > 3 ? 3 : 0] : 0.0f;
+        half = add_rn(half, sums_of_two<16>(squares[kThird], fourth));
+      }
       return add_rn(half, __shfl_xor_sync(0xffffffffu, half, 16));
     }
     if (kBlocks > 2 && team_.log2 == 4) {  // a chunk and a half
