@@ -4,11 +4,12 @@
     python examples/decode_cuda_graph.py --layers 16 --hidden 4096 --batch 8 --tokens 64
 
 A Llama-shaped decoder with random weights: what is shown is how a step is put together, not what it
-says. On a GPU a block takes nine launches beside those of the attention, and says so:
+says. On a GPU a block takes ten launches, and says so:
 
     rmsnorm_quantize     the stream, normalized and in NVFP4, in one pass
     nvfp4_linear         q, k and v in one product, as they share an input
     rope_cache           positions for q and k, and the store of k and v (decode_kernels.cu)
+    attend               attention to what is in the cache (decode_attention.cu)
     quantize             what the attention made
     nvfp4_linear         the output projection, added to the stream before it is rounded
     rmsnorm_quantize
@@ -38,7 +39,7 @@ import jitquant
 from jitquant.nn import convert
 
 HEAD = 64  # elements of an attention head
-KERNELS = Path(__file__).with_name("decode_kernels.cu")
+HERE = Path(__file__).parent
 
 
 def rope_cache(
@@ -55,7 +56,7 @@ def rope_cache(
     """
     q, k, v = qkv.view(len(qkv), 3, -1, HEAD).unbind(1)
     if qkv.is_cuda:
-        module = jitquant.get_cuda_module("decode_kernels", [KERNELS])
+        module = jitquant.get_cuda_module("decode_kernels", [HERE / "decode_kernels.cu"])
         q = torch.empty_like(q, memory_format=torch.contiguous_format)
         module.rope_cache(qkv, angles, position, None, None, 0.0, q=q, keys=keys, values=values)
         return q
@@ -68,6 +69,18 @@ def rope_cache(
     keys[:, position] = rotated(k)[:, None]
     values[:, position] = v[:, None]
     return rotated(q)
+
+
+def attention(queries: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
+    """(batch, heads, HEAD) over the cache up to ``position``, to (batch, heads * HEAD)."""
+    if queries.is_cuda:
+        module = jitquant.get_cuda_module("decode_attention", [HERE / "decode_attention.cu"])
+        module.attend(queries, keys, values, position, out=(out := torch.empty_like(queries)))
+        return out.flatten(1)
+    seen = torch.arange(keys.shape[1])[None] <= position
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+    y = scaled_dot_product_attention(queries[:, :, None], keys, values, attn_mask=seen)
+    return y.flatten(1)
 
 
 class Block(nn.Module):
@@ -86,14 +99,13 @@ class Block(nn.Module):
         self.register_buffer("keys", torch.zeros(shape))
         self.register_buffer("values", torch.zeros(shape))
 
-    def forward(self, stream: Tensor, angles: Tensor, position: Tensor, seen: Tensor) -> Tensor:
+    def forward(self, stream: Tensor, angles: Tensor, position: Tensor) -> Tensor:
         """The next stream (batch, hidden)."""
         q = jitquant.rmsnorm_quantize_nvfp4(stream, self.attention_norm, granularity="row")
         qkv = self.qkv.run_from_quantized(q)
         queries = rope_cache(qkv, angles, position, self.keys, self.values)
-        keys, values = self.keys.transpose(1, 2), self.values.transpose(1, 2)
-        y = scaled_dot_product_attention(queries[:, :, None], keys, values, attn_mask=seen)
-        q = jitquant.quantize_nvfp4(y.reshape(stream.shape), granularity="row")
+        y = attention(queries, self.keys, self.values, position)
+        q = jitquant.quantize_nvfp4(y, granularity="row")
         stream = self.o.run_from_quantized(q, residual=stream)
 
         q = jitquant.rmsnorm_quantize_nvfp4(stream, self.mlp_norm, granularity="row")
@@ -124,9 +136,8 @@ class Decoder(nn.Module):
     @torch.no_grad()
     def forward(self, tokens: Tensor, position: Tensor, angles: Tensor) -> Tensor:
         stream = self.embed(tokens)
-        seen = (self.order <= position)[None, None, None, :]
         for block in self.blocks:
-            stream = block(stream, angles, position, seen)
+            stream = block(stream, angles, position)
         return self.head(self.norm(stream)).argmax(-1)
 
 
@@ -183,7 +194,7 @@ def show_launches(model: Decoder, batch: int) -> None:
     """Prints the kernels that a block of the model launches, as the profiler saw them."""
     stream = torch.randn(batch, model.norm.weight.numel(), device="cuda", dtype=torch.bfloat16)
     position = torch.zeros(1, dtype=torch.long, device="cuda")
-    arguments = stream, model.angles(), position, (model.order <= position)[None, None, None, :]
+    arguments = stream, model.angles(), position
     with torch.no_grad():
         model.blocks[0](*arguments)
         kinds = [torch.profiler.ProfilerActivity.CUDA]
@@ -191,7 +202,7 @@ def show_launches(model: Decoder, batch: int) -> None:
             model.blocks[0](*arguments)
             torch.cuda.synchronize()
     found = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    print(f"a block took {len(found)} launches, those of the attention among them:")
+    print(f"a block took {len(found)} launches:")
     for event in sorted(found, key=lambda e: e.time_range.start):
         print(f"  {event.time_range.elapsed_us():6.1f} us  {event.name[:70]}")
 

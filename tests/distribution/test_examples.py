@@ -67,7 +67,10 @@ def test_decode_cuda_graph(tmp_path: Path) -> None:
 def test_decode_kernels_build() -> None:
     """The kernels of the decode example compile, and have the functions that it calls."""
     try:
-        module = get_cuda_module("decode_kernels", [ROOT / "examples" / "decode_kernels.cu"])
+        module, attention = (
+            get_cuda_module(name, [ROOT / "examples" / f"{name}.cu"])
+            for name in ("decode_kernels", "decode_attention")
+        )
     except NvccNotFoundError as error:
         pytest.skip(f"there is no CUDA compiler: {error}")
     x = torch.ones(2, 16, dtype=torch.bfloat16)
@@ -77,6 +80,8 @@ def test_decode_kernels_build() -> None:
         module.swiglu(x, out=x[:, :8])
     with pytest.raises(RuntimeError, match="qkv: expected a tensor on cuda"):
         module.rope_cache(x, x, x, None, None, 0.0, q=x, keys=x, values=x)
+    with pytest.raises(RuntimeError, match="q: expected a tensor on cuda"):
+        attention.attend(x, x, x, x, out=x)
 
 
 def test_decode_says_what_is_wrong(tmp_path: Path) -> None:

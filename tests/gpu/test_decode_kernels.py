@@ -42,11 +42,9 @@ def steps(heads: int, groups: int, size: int, normed: bool) -> Iterator[list[Any
     norms = (randn(size, seed=7), randn(size, seed=8)) if normed else (None, None)
     turns = torch.arange(40).float()[:, None] * 100.0 ** -(torch.arange(size // 2) / (size // 2))
     angles = torch.cat((turns.cos(), turns.sin()), dim=-1)
-    starts = torch.arange(4, dtype=torch.int32)
     for first, length in ((0, 5), (5, 1), (6, 1)):
         position = torch.tensor([first])
-        used = torch.full((3,), first + length, dtype=torch.int32)
-        step = decoder.Step(length, position, angles, torch.stack((starts, starts * 40)), used)
+        step = decoder.Step(length, position, angles)
         qkv = randn(3 * length, (heads + 2 * groups) * size, seed=first)
         yield [qkv, decoder.Heads(heads, groups, size, norms, 1e-6), step]
 
@@ -78,6 +76,47 @@ def test_rope_cache_and_attention(heads: int, groups: int, size: int, normed: bo
         assert near(y, decoder.attention(want, *arguments[1:], *its))
 
 
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize(("heads", "groups"), [(8, 8), (12, 4), (8, 1)])
+@pytest.mark.parametrize("sequences", [1, 5, 90])
+def test_attention_of_long_caches(sequences: int, heads: int, groups: int, size: int) -> None:
+    """Every division between thread blocks and warps, some without a position; fp32 is the oracle.
+
+    What is past the position is not read: it is NaN.
+    """
+    for positions in (17, 260, 3001):
+        shape = (sequences, positions, groups, size)
+        keys, values = (randn(*shape, seed=seed).cuda() for seed in (1, 2))
+        q = randn(sequences, heads, size, seed=3).cuda() * 4
+        for last in sorted({0, 14, 15, 16, positions // 2, positions - 1} & set(range(positions))):
+            k, v = keys.clone(), values.clone()
+            k[:, last + 1 :] = v[:, last + 1 :] = torch.nan
+            step = decoder.Step(1, torch.tensor([last]).cuda(), torch.empty(0))
+            y = decoder.attention(
+                q, decoder.Heads(heads, groups, size, (None, None), 0.0), step, k, v
+            )
+            k, v = (t[:, : last + 1].repeat_interleave(heads // groups, 2).float() for t in (k, v))
+            chances = torch.einsum("shd,sphd->shp", q.float(), k).mul(size**-0.5).softmax(-1)
+            assert near(y, torch.einsum("shp,sphd->shd", chances, v).flatten(1).cpu())
+
+
+def test_attention_replays_at_any_position() -> None:
+    """A captured launch follows the position, also past the end of the cache, where it stays."""
+    keys, values = (randn(2, 300, 2, 128, seed=seed).cuda() for seed in (1, 2))
+    q, position = randn(2, 8, 128, seed=3).cuda(), torch.zeros(1, dtype=torch.long, device=GPU)
+    heads = decoder.Heads(8, 2, 128, (None, None), 0.0)
+    step = decoder.Step(1, position, torch.empty(0))
+    decoder.attention(q, heads, step, keys, values)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = decoder.attention(q, heads, step, keys, values)
+    for last in (299, 5, 1000):
+        position.fill_(last)
+        graph.replay()
+        alone = decoder.Step(1, torch.tensor([min(last, 299)]).cuda(), torch.empty(0))
+        assert torch.equal(got, decoder.attention(q, heads, alone, keys, values))
+
+
 @pytest.mark.parametrize("format", decoder.FORMATS)
 def test_a_block_takes_nine_launches(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside those of the attention, and a step of the model is captured."""
@@ -104,7 +143,7 @@ def test_a_block_takes_nine_launches(format: str, monkeypatch: pytest.MonkeyPatc
         model.cache = model.cache[: len(blocks)]
         counts.append(count_launches(model, tokens, position))
     q = randn(3, 4, 128).cuda()
-    step = decoder.Step(1, position, model.angles, model.ends, torch.full((3,), 8).int().cuda())
+    step = decoder.Step(1, position, model.angles)
     attention = count_launches(decoder.attention, q, model.blocks[0].heads, step, *model.cache[0])
     most = {"w4a16": 8, "w4a4": 9}.get(format)  # cuBLAS may take two for a product
     if most is not None and torch.cuda.get_device_capability()[0] < 10:

@@ -2,7 +2,8 @@
 
 The products of a block are four: q, k and v are one, as they share an input, and so are gate and
 up. Norms and SwiGLU make what the next product takes, products add to the residual stream before
-they round, and `examples/decode_kernels.cu` has the rest. The embedding and the head stay in bf16.
+they round, and `decode_kernels.cu` and `decode_attention.cu` in `examples` have the rest. The
+embedding and the head stay in bf16.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from jitquant.nn._nvfp4_mm import FP8_ROWS
 from jitquant.tensors import NVFP4Tensor, QuantizedActivation, QuantizedTensor
 
 BF16 = torch.bfloat16
-KERNELS = Path(__file__).parents[3] / "examples" / "decode_kernels.cu"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 DEVIATION = 0.02
 """Standard deviation of random weights."""
 
 
 @functools.cache
-def kernels() -> Any:
-    """The module of `KERNELS`."""
-    return jitquant.get_cuda_module("decode_kernels", [KERNELS])
+def kernels(name: str = "decode_kernels") -> Any:
+    """The module of one of the examples' sources."""
+    return jitquant.get_cuda_module(name, [EXAMPLES / f"{name}.cu"])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -78,15 +79,11 @@ class Step:
         length: 1, or a prompt's from position 0 on.
         position: int64 (1,), of the first token.
         angles: fp32 (positions, size): cosines, then sines.
-        ends: int32 (2, sequences + 1): where the rows of each begin, of q and of a cache.
-        used: int32 (sequences,): positions that are in the cache after the step.
     """
 
     length: int
     position: Tensor
     angles: Tensor
-    ends: Tensor
-    used: Tensor
 
 
 def rope_cache(qkv: Tensor, heads: Heads, step: Step, keys: Tensor, values: Tensor) -> Tensor:
@@ -123,21 +120,22 @@ def rope_cache(qkv: Tensor, heads: Heads, step: Step, keys: Tensor, values: Tens
 def attention(q: Tensor, heads: Heads, step: Step, keys: Tensor, values: Tensor) -> Tensor:
     """(tokens, heads, size) over what is in the cache, to (tokens, heads * size).
 
-    One token a sequence goes through flash attention with the lengths on the device, so that a
-    captured step serves every position; and its keys are divided between multiprocessors.
+    The position is on the device, so that a captured step serves every one.
     """
     sequences, positions = keys.shape[:2]
-    if step.length == 1 and q.is_cuda:
-        y = torch.ops.aten._flash_attention_forward(
-            *(q, keys.flatten(0, 1), values.flatten(0, 1), step.ends[0], step.ends[1]),
-            *(1, positions, 0.0, False, False),
-            seqused_k=step.used,
-        )[0]
-        return y.flatten(1)
+    if (
+        step.length == 1
+        and q.is_cuda
+        and heads.size in (64, 128)
+        and heads.heads <= 8 * heads.groups
+    ):
+        out = torch.empty_like(q)
+        kernels("decode_attention").attend(q, keys, values, step.position, out=out)
+        return out.flatten(1)
     grouped = (t.view(sequences, -1, *t.shape[-2:]).transpose(1, 2) for t in (q, keys, values))
     queries, k, v = grouped
     if step.length == 1:
-        seen = torch.arange(positions) < step.used[0]
+        seen = torch.arange(positions, device=q.device) <= step.position
         y = scaled_dot_product_attention(queries, k, v, attn_mask=seen[None], enable_gqa=True)
     else:
         k, v = k[:, :, : step.length], v[:, :, : step.length]
@@ -420,8 +418,6 @@ class Decoder:
         cos, sin = self.rotary(torch.zeros(1, device=self.device), order)
         half = heads.size // 2
         self.angles = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1).float().contiguous()
-        starts = torch.arange(sequences + 1, dtype=torch.int32, device=self.device)
-        self.ends = torch.stack((starts, starts * positions))
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor, position: Tensor) -> Tensor:
@@ -432,8 +428,7 @@ class Decoder:
             position: int64 (1,): of the first of them.
         """
         sequences, length = tokens.shape
-        used = (position + length).to(torch.int32).repeat(sequences)
-        step = Step(length, position, self.angles, self.ends, used)
+        step = Step(length, position, self.angles)
         stream = functional.embedding(tokens.reshape(-1), self.embedding)
         for block, (keys, values) in zip(self.blocks, self.cache, strict=True):
             stream = block(stream, step, keys, values)
