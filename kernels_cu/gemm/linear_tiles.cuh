@@ -355,6 +355,7 @@ using Wide256 = TileShape<256, 2, 1, 128, 3, XOrder::kPlain>;
 template <class Shape>
 using Split = TileShape<Shape::kRows, Shape::kAcross, Shape::kAlong, Shape::kDepth, Shape::kStages,
                         Shape::kOrder, 2>;
+
 // TMA needs rows that are a multiple of 16 bytes apart. Scales are copied four at a time.
 template <class Input>
 bool takes_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
@@ -402,13 +403,15 @@ class TileChoice {
              part<Rest>(rest));
   }
   // Whether a first launch writes x to memory, in the order that the products take.
-  bool rewrites() const { return kCodes || order_ == XOrder::kOrdered; }
+  bool rewrites() const { return kCodes || parts_[0].order == XOrder::kOrdered; }
   // `values`: memory for x if it is rewritten.
   cudaError_t launch(T* values, const LinearEpilogue& to, cudaStream_t stream) const {
     LinearOperand x = x_;
     if (rewrites()) {
+      // Values in plain order are never rewritten: with them the second kernel is the first again,
+      // so that no other one is compiled.
       const cudaError_t error =
-          order_ == XOrder::kOrdered
+          parts_[0].order == XOrder::kOrdered
               ? launch_order_rows<Input, true>(x_, values, w_.cols, stream)
               : launch_order_rows<Input, !kCodes>(x_, values, w_.cols, stream);
       if (error != cudaSuccess) return error;
@@ -450,14 +453,13 @@ class TileChoice {
     return (count_of(plan) + clusters_ - 1) / clusters_;
   }
   void consider(int64_t us, const Part& first, const Part& second) {
-    if (us < us_) us_ = us, order_ = first.order, parts_[0] = first, parts_[1] = second;
+    if (us < us_) us_ = us, parts_[0] = first, parts_[1] = second;
   }
 
   const Nvfp4Weight& w_;
   const LinearOperand& x_;
   const int64_t clusters_ = sm_count() / 2;
   int64_t us_ = std::numeric_limits<int64_t>::max();
-  XOrder order_ = XOrder::kPlain;
   Part parts_[2];
 };
 

@@ -226,6 +226,20 @@ def test_what_is_decoded_is_freed_after_the_call() -> None:
 
 
 @HOPPER
+@pytest.mark.parametrize(("n", "rows", "ordered"), [(512, 64, 0), (17408, 64, 64), (17408, 16, 0)])
+def test_x_in_order_is_freed_after_the_call(n: int, rows: int, ordered: int) -> None:
+    """Large weights take a copy of 17 rows and more in the order of codes, others none."""
+    w, x = _weight(n, 4096), torch.randn(rows, 4096, device="cuda").bfloat16()
+    out = torch.empty(rows, n, device="cuda", dtype=torch.bfloat16)
+    jitquant.nvfp4_linear(x, w, out=out)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    jitquant.nvfp4_linear(x, w, out=out)
+    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.max_memory_allocated() - before == 2 * ordered * 4096
+
+
+@HOPPER
 def test_what_is_refolded_is_freed_after_the_call() -> None:
     w = _weight(512, 1024)
     q = jitquant.quantize_fp8(torch.randn(300, 1024, device="cuda").bfloat16(), granularity="row")
