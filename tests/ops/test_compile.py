@@ -121,6 +121,15 @@ def test_out_buffers() -> None:
     assert got is out
 
 
+def test_a_buffer_on_another_device_is_refused() -> None:
+    def f(x: Tensor, out: Tensor) -> Tensor:
+        return jitquant.amax_gsa(x, out=out)
+
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="out: expected a buffer on cpu, as the input is"):
+        compiled(randn(4, 32), torch.empty(1, device="meta"))
+
+
 def test_buffers_made_inside_with_inductor() -> None:
     def f(x: Tensor) -> Tensor:
         out = QuantizedActivation.empty((4, 32))
