@@ -171,7 +171,7 @@ FROM_AMAX = Cast(
 )
 """NVFP4 with the amax given: the second half of a quantization over a process group."""
 
-FROM_MAXIMA = replace(FROM_AMAX, plan=_plan_from_maxima, quantize=numerics.quantize_from_maxima)
+FROM_MAXIMA = FROM_AMAX._replace(plan=_plan_from_maxima, quantize=numerics.quantize_from_maxima)
 """As FROM_AMAX, with the maxima that the first launch of a norm leaves."""
 
 MAXIMA = Cast(

@@ -23,7 +23,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -730,8 +730,7 @@ class Rows:
         return math.prod(self.leading)
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Where values come from.
 
     Attributes:
@@ -762,11 +761,10 @@ class Source:
     reduced: int = 1
     cols: Callable[..., int] | None = None
     inv_rms: bool = False
-    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    choices: Mapping[str, tuple[str, ...]] = {}
 
 
-@dataclass(frozen=True)
-class Cast:
+class Cast(NamedTuple):
     """How the scale of rows comes, and what is written.
 
     Attributes:
@@ -784,7 +782,7 @@ class Cast:
     plan: Callable[..., tuple[Result, ...]]
     quantize: Callable[..., tuple[Tensor, ...]]
     choices: Mapping[str, tuple[str, ...]]
-    accepts: Mapping[str, Rule] = field(default_factory=dict)
+    accepts: Mapping[str, Rule] = {}
 
 
 def product(name: str, source: Source, cast: Cast, *, kind: type[Op] = Op, **rest: Any) -> Op:

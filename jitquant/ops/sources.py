@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -87,8 +86,7 @@ NORM = Source(
 )
 """RMSNorm of a tensor, or of its sum with a residual, which is written in place."""
 
-NORMALIZED = replace(
-    NORM,
+NORMALIZED = NORM._replace(
     takes="Tensor x, Tensor weight, Tensor inv_rms",
     check=_checks.normalized_arguments,
     values=sources.normalized,
@@ -113,8 +111,7 @@ MHC = Source(
 )
 """RMSNorm of a sum of hyper-connections."""
 
-MHC_NORMALIZED = replace(
-    MHC,
+MHC_NORMALIZED = MHC._replace(
     takes="Tensor X, Tensor A, Tensor weight, Tensor inv_rms",
     check=_checks.mhc_normalized_arguments,
     values=sources.mhc_normalized,
