@@ -47,7 +47,7 @@ from jitquant.formats import (
     one_of,
 )
 from jitquant.ops import _checks, _checks_memory
-from jitquant.ops.library import arguments_of, define, schemas
+from jitquant.ops.library import REQUIRED, arguments_of, define, parameters, schemas
 from jitquant.ops.parts import PARTS, Part
 
 
@@ -201,17 +201,13 @@ def by_name(function: Callable[..., Any], known: Collection[str]) -> Callable[[A
 
 def _parameters(function: Callable[..., Any], known: Collection[str]) -> list[str]:
     """The parameters of a function that are known; others have to have a default."""
-    code = function.__code__  # inspect.signature would be a tenth of the time of an import
-    positional, count = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-    names = code.co_varnames[:count]
-    defaults = {*names[positional - len(function.__defaults__ or ()) : positional]}
-    defaults |= {*(function.__kwdefaults__ or ())}
-    for name in names:
-        if name not in known and name not in defaults:
+    found = parameters(function)
+    for name, default in found.items():
+        if name not in known and default is REQUIRED:
             raise TypeError(
                 f"{function.__name__}: expected parameters among {', '.join(known)}, got {name}"
             )
-    return [name for name in names if name in known]
+    return [name for name in found if name in known]
 
 
 _INTO = """

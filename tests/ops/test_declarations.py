@@ -98,10 +98,13 @@ def test_arguments_follow_from_annotations() -> None:
         keep: bool = False,
     ) -> tuple[torch.Tensor]: ...
 
-    assert arguments_of(function) == (
+    arguments = arguments_of(function)
+    assert arguments == (
         "Tensor x, int n, Tensor? scale=None, float eps=0.5, *, ScalarType dtype, "
         'int? cols=None, str recipe="te", bool keep=False'
     )
+    inferred = torch.library.infer_schema(function, mutates_args=()).replace("SymInt", "int")
+    assert inferred.startswith(f"({arguments}) -> ")
 
 
 @by_op
