@@ -288,7 +288,6 @@ class Op:
         source: where values come from, if it is a product.
         plan: checks the arguments and describes the results.
         default: the functional overload.
-        out: the overload that writes to buffers and returns nothing.
     """
 
     def __init__(
@@ -358,9 +357,8 @@ class Op:
         functional, out = schemas(name, self.arguments, results)
         define(functional, cpu=self._cpu, cuda=self._cuda, fake=self._fake)
         define(out, cpu=self._cpu_out, cuda=self._cuda_out, fake=self._fake_out)
-        packet = getattr(torch.ops.jitquant, name)
-        self.default: Any = packet.default
-        self.out: Any = packet.out
+        self._packet = getattr(torch.ops.jitquant, name)
+        self.default: Any = self._packet.default
         arguments_ = self.default._schema.arguments
         self.names = [a.name for a in arguments_]
         self._values = itemgetter(*self.names)
@@ -392,6 +390,11 @@ class Op:
             TypeError, ValueError: an argument is not accepted.
         """
         return self._checked(self._named(args, kwargs))
+
+    @property
+    def out(self) -> Any:
+        """The overload that writes to buffers and returns nothing."""
+        return self._packet.out
 
     @cached_property
     def reference(self) -> Callable[..., tuple[Tensor, ...]]:
