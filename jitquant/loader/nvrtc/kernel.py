@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from ..errors import LoaderError, extra
 
 
@@ -66,8 +68,6 @@ class DeviceKernel:
         return functools.partial(self._launch, shape._replace(grid=grid, block=block))
 
     def _launch(self, shape: Shape, *arguments: Any) -> None:
-        import torch
-
         if len(arguments) != len(self.parameters):
             raise TypeError(f"{self} does not take {len(arguments)} arguments.")
         values = []
@@ -101,8 +101,6 @@ def _value(argument: Any, kind: str, size: int) -> Any:
 
 def _address(argument: Any) -> Any:
     """The pointer to what an array contains; a number as it is."""
-    import torch
-
     if isinstance(argument, torch.Tensor):
         if not argument.is_cuda:
             raise ValueError(f"it is on {argument.device}; move it with .to('cuda')")
@@ -147,7 +145,6 @@ def _loaded_by_cupy(cubin: bytes) -> Any:
 
 def by_cuda_core(kernel: DeviceKernel, shape: Shape, values: list[Any]) -> None:
     """Launch through cuda.core, with NumPy scalars, on the current device."""
-    import torch
     from cuda.core import Device, LaunchConfig, Stream, launch
 
     Device(torch.cuda.current_device()).set_current()
