@@ -76,8 +76,6 @@ class Loader:
         kernels_dir: where bare source names are looked up; ``None`` means the project's kernels.
         capturing: returns whether a CUDA graph is being captured.
         native: returns the architectures of the visible GPUs.
-        lock_timeout: seconds to wait for another process's build; ``None`` means
-            ``JITQUANT_LOCK_TIMEOUT`` or 600.
         temporary: whether to build in a private directory if the cache is not writable; otherwise
             that is a ``CacheError``.
         reload: whether edits are detected; ``None`` means ``JITQUANT_RELOAD``, otherwise in a
@@ -91,7 +89,6 @@ class Loader:
         kernels_dir: str | os.PathLike[str] | None = None,
         capturing: Callable[[], bool] = capturing_now,
         native: Callable[[], tuple[str, ...]] = visible_archs,
-        lock_timeout: float | None = None,
         temporary: bool = True,
         reload: bool | None = None,
     ) -> None:
@@ -99,7 +96,6 @@ class Loader:
         self._kernels_dir = None if kernels_dir is None else Path(os.path.abspath(kernels_dir))
         self._capturing = capturing
         self._native = functools.cache(native)
-        self.lock_timeout = lock_timeout
         self.temporary = temporary
         self._reload = reload
         self.reporter = Reporter()
@@ -548,12 +544,7 @@ class Loader:
 
         with self._guard_current():
             if self._builder is None:
-                self._builder = Builder(
-                    hasher=self.hasher,
-                    memo=self.memo,
-                    lock_timeout=self.lock_timeout,
-                    temporary=self.temporary,
-                )
+                self._builder = Builder(self.hasher, self.memo, temporary=self.temporary)
         return self._builder.build(
             plan, cache=self.cache(), find=self.find, reporter=self.reporter, on_tick=on_tick
         )

@@ -39,12 +39,9 @@ _DEFAULT_SIZE = "4GiB"
 class Builder:
     """Builds for one loader; all its builds share the processors."""
 
-    def __init__(
-        self, *, hasher: FileHasher, memo: Memo, lock_timeout: float | None, temporary: bool
-    ) -> None:
+    def __init__(self, hasher: FileHasher, memo: Memo, *, temporary: bool) -> None:
         self._hasher = hasher
         self._memo = memo
-        self._lock_timeout = lock_timeout
         self._temporary = temporary
         self._shared = SharedObjects(hasher)
         self._set_jobs(default_jobs())
@@ -80,9 +77,7 @@ class Builder:
         self._memo.attach(cache.memo_directory)
         self._hasher.attach(cache.memo_directory)
         heartbeat = Heartbeat(reporter, plan.name, on_tick)
-        timeout = self._lock_timeout
-        if timeout is None:
-            timeout = float(setting("JITQUANT_LOCK_TIMEOUT") or _DEFAULT_LOCK_SECONDS)
+        timeout = float(setting("JITQUANT_LOCK_TIMEOUT") or _DEFAULT_LOCK_SECONDS)
 
         def on_wait(owner: str, waited: float) -> None:
             on_tick([])
