@@ -287,8 +287,8 @@ class Loader:
             lock = self._key_locks.setdefault(key, threading.Lock())
             if self._watcher is None:
                 self._watcher = Watcher()
-        if self._capturing():
-            return self._get_while_capturing(key, request)
+        if key not in self._records:
+            self._refuse_within_capture(request.name, "is not loaded")
         with lock, self._offering_last_good(key):
             record = self._records.get(key)
             if record is not None and record.changed() is None:
@@ -359,35 +359,13 @@ class Loader:
             )
         return checks[0] if len(checks) == 1 else lambda: all(check() for check in checks)
 
-    def _get_while_capturing(self, key: object, request: Request) -> CudaModule:
-        record = self._records.get(key)
-        way_out = (
-            f"Call jitquant.warmup({request.name!r}) (or run the code once) before the capture."
-        )
-        if record is None:
+    def _refuse_within_capture(self, name: str, what: str) -> None:
+        if self._capturing():
             raise CaptureError(
-                f"module {request.name!r} is not loaded, and a CUDA graph is being captured: "
-                f"compiling and loading must not happen within a capture. {way_out}"
+                f"module {name!r} {what}, and a CUDA graph is being captured: compiling and "
+                "loading must not happen within a capture. Call "
+                f"jitquant.warmup({name!r}) (or run the code once) before the capture."
             )
-        if record.changed() is None:
-            return record.module
-        wanted = self.look_up(request)
-        if bundle_paths():
-            from .store.bundles import fits
-
-            if not isinstance(fits(wanted, self.hasher, record.entry), str):
-                return record.module  # there may be no compiler to ask
-        plan = self.plan(wanted)
-        found = self._find_loaded(plan)
-        if found is not None and found[0].module is record.module:
-            return record.module
-        from .store.changes import changes_since, what_changed
-
-        why = what_changed(changes_since(record.entry.record, plan, self.hasher))
-        raise CaptureError(
-            f"module {request.name!r} is out of date ({why}) and a CUDA graph is being captured: "
-            f"compiling must not happen within a capture. {way_out}"
-        )
 
     def check_may_build(self, wanted: Wanted, *, why: str = "") -> None:
         """Raise if builds are not allowed.
@@ -395,6 +373,12 @@ class Loader:
         Args:
             why: why existing builds do not fit, if there are any.
         """
+        if self._capturing():
+            from .store.changes import changes_since, what_changed
+
+            last = self.cache().last(wanted.name)
+            why = why or what_changed(changes_since(last, wanted, self.hasher))
+            self._refuse_within_capture(wanted.name, f"is out of date ({why})")
         if self._may_build():
             return
         frozen = self._frozen and not self._frozen_builds
@@ -576,6 +560,7 @@ class Loader:
                 if loaded.entry.level2 == entry.level2:
                     build.hold.release()
                     return loaded, build.watch
+            self._refuse_within_capture(wanted.name, "is out of date")
             self._check_namespaces(wanted, build)
             preload_runtime(
                 entry.inputs["cudart"], wanted.nvcc if isinstance(wanted, Plan) else None
