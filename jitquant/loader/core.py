@@ -382,7 +382,7 @@ class Loader:
         if self._may_build():
             return
         frozen = self._frozen and not self._frozen_builds
-        from .request.command import command_of
+        from .request.used import command_of
 
         text = (
             f"module {wanted.name!r} would have to be built, which "

@@ -1,4 +1,6 @@
-"""The modules that a run has used: recorded by each process, collected in a manifest.
+"""Requests as text: the modules that a run has used, and the command that builds a module.
+
+Each process records the modules that it uses, and their records are collected in a manifest.
 
 A manifest is JSON, with paths below its own directory relative to it::
 
@@ -10,12 +12,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..errors import LoaderError
-from .command import named_source
 from .plan import Request
 from .text import Source
 
@@ -24,23 +27,42 @@ VARIABLE = "JITQUANT_RECORD"
 FORMAT = 1
 
 
+def command_of(request: Request, archs: Sequence[str]) -> str:
+    """The shell command that builds ``request`` for ``archs``, from any directory."""
+    given = {**_described(request), "archs": archs}
+    name, sources = given.pop("name"), given.pop("sources")
+    has_flags = request != Request(name, request.sources, archs=request.archs)
+    if not has_flags and len(sources) == 1 and Path(sources[0]).stem == name:
+        named = name if sources[0] == f"{name}.cu" else shlex.quote(sources[0])
+        return f"jitquant build {named}" + (f" --arch {','.join(archs)}" if archs else "")
+    # JSON, since its double quotes stay as they are within the single ones of a shell.
+    arguments = [json.dumps(name), json.dumps(sources)]
+    arguments += [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
+    code = f"import jitquant; jitquant.get_cuda_module({', '.join(arguments)})"
+    return f"python -c {shlex.quote(code)}"
+
+
+def _described(request: Request) -> dict[str, Any]:
+    return {
+        **request._asdict(),
+        "sources": list(map(_source, request.sources)),
+        "include_dirs": list(map(os.path.abspath, request.include_dirs)),
+    }
+
+
+def _source(source: Any) -> Any:
+    """A text as it is, a bare name (the project's) too; a caller's own file as an absolute path."""
+    if isinstance(source, Source):
+        return asdict(source)
+    text = os.fspath(source)
+    bare = isinstance(source, str) and os.path.basename(text) == text
+    return text if bare else os.path.abspath(text)
+
+
 def note_use(request: Request, built_for: Sequence[str]) -> None:
     """Record a module that was just loaded in the file that ``JITQUANT_RECORD`` names."""
     target = os.environ[VARIABLE]
-    line = {
-        "name": request.name,
-        "sources": [
-            {"text": source.text, "suffix": source.suffix}
-            if isinstance(source, Source)
-            else named_source(source)
-            for source in request.sources
-        ],
-        "include_dirs": [os.path.abspath(directory) for directory in request.include_dirs],
-        "cuda_flags": list(request.cuda_flags),
-        "cxx_flags": list(request.cxx_flags),
-        "archs": request.archs if isinstance(request.archs, str | None) else list(request.archs),
-        "built_for": list(built_for),
-    }
+    line = {**_described(request), "built_for": built_for}
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
