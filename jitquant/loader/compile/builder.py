@@ -153,27 +153,22 @@ class Builder:
                 if state is None or state.digest != digest:
                     reporter.say(f"{os.path.basename(path)} changed while it was compiled")
                     raise ChangedError
-            try:
-                described = describe(plan, extension, built, hasher, heartbeat.seconds)
-            except FileNotFoundError as error:
-                changed = str(error.filename)
-            else:
-                changed = changed_after(described.files, moment) or removed_since(
-                    before, described.entry.searched, plan.roots
-                )
-                if changed is None:
-                    break
-            reporter.say(
-                f"{os.path.basename(str(changed))} changed while {plan.name} was "
-                "compiled; compiling again"
+            entry, files = describe(plan, extension, built, hasher, heartbeat.seconds)
+            changed = (
+                next((name for name, digest in entry.headers.items() if not digest), None)
+                or changed_after(files, moment)
+                or removed_since(before, entry.searched, plan.roots)
             )
+            if changed is None:
+                break
+            file = os.path.basename(changed)
+            reporter.say(f"{file} changed while {plan.name} was compiled; compiling again")
         else:
             raise LoaderError(
                 f"module {plan.name!r}: {changed} changed during each of {MOST_ATTEMPTS} builds. "
                 "Find the program that writes to it. If a flag makes a compiler write it, leave "
                 "that flag out."
             )
-        entry = described.entry
         final = staging / "entry"
         final.mkdir(mode=0o700)
         os.rename(built.library, final / entry.library)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from ..request.includes import visible_now
 from ..request.plan import Plan, python_abi
@@ -17,22 +16,13 @@ from ..store.cache import Entry
 from .build import Built
 
 
-@dataclass(frozen=True)
-class Described:
-    """The entry of a build, and the paths of the files that it depends on: if one of them was
-    changed since the compilers began, it may not be what they saw."""
-
-    entry: Entry
-    files: tuple[str, ...]
-
-
 def describe(
     plan: Plan, extension: str, built: Built, hasher: FileHasher, seconds: float
-) -> Described:
+) -> tuple[Entry, tuple[str, ...]]:
     """The metadata of a build: the digest of every file that was read, and what was looked for.
 
-    Raises:
-        FileNotFoundError: a header disappeared while it was being compiled.
+    And the paths of the files that it depends on: if one of them was changed since the compilers
+    began, it may not be what they saw. One that cannot be read has the digest ``""``.
     """
     headers: dict[str, str] = {}
     paths = [path for unit in built.units for path in (*unit.read, *unit.path.tools)]
@@ -40,9 +30,8 @@ def describe(
     callers = {path for unit in built.units for path in named_by_path(unit, plan.roots)}
     for path in read:
         state = hasher.state(path)
-        if state is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        headers[ABSOLUTE + path if path in callers else plan.roots.name(path)] = state.digest
+        name = ABSOLUTE + path if path in callers else plan.roots.name(path)
+        headers[name] = state.digest if state else ""
     for path in plan.sources:
         headers.pop(plan.roots.name(path), None)
     headers = dict(sorted(headers.items()))
@@ -79,4 +68,4 @@ def describe(
             "nvcc": plan.nvcc.path if plan.nvcc else None,
         },
     )
-    return Described(entry, (*read, *plan.sources, *visible.paths(plan.roots)))
+    return entry, (*read, *plan.sources, *visible.paths(plan.roots))
