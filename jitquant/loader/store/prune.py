@@ -129,42 +129,38 @@ def _trim_others(cache: Cache, limit: int) -> None:
     items = [item for name in _OTHERS for item in _scan(cache.base / name)]
     sizes = {item.path: sum(map(_size, _files(item))) for item in items}
     left, now = sum(sizes.values()), time.time()
-    for used, item in sorted(((_used(item), item) for item in items), key=lambda pair: pair[0]):
+    for used, path in sorted((_used(Path(item.path)), item.path) for item in items):
         if left <= limit or now - used < _JUST_NOW_SECONDS:
             return
-        remove(Path(item.path))
-        left -= sizes[item.path]
+        remove(Path(path))
+        left -= sizes[path]
 
 
 def _files(item: os.DirEntry[str]) -> list[os.DirEntry[str]]:
     return _scan(Path(item.path)) if item.is_dir(follow_symlinks=False) else [item]
 
 
-def _used(item: os.DirEntry[str]) -> float:
-    try:
-        return item.stat().st_mtime
-    except OSError:  # just removed
-        return 0.0
-
-
 def _stored(directory: Path) -> Stored:
-    name, archs, used, in_use = "", [], 0.0, False
+    name, archs, in_use = "", [], False
     size = sum(map(_size, _scan(directory)))
-    with contextlib.suppress(OSError):
-        used = directory.stat().st_mtime
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         entry = Entry.from_json((directory / "entry.json").read_bytes())
         name, archs = entry.name, list(entry.inputs["archs"])
         with unused(directory / entry.library) as free:
             in_use = not free
-    return Stored(name, archs, directory, size, used, in_use)
+    return Stored(name, archs, directory, size, _used(directory), in_use)
+
+
+def _used(path: Path) -> float:
+    with contextlib.suppress(OSError):  # just removed
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _size(item: os.DirEntry[str]) -> int:
-    try:
+    with contextlib.suppress(OSError):  # just removed
         return item.stat().st_size
-    except OSError:  # just removed
-        return 0
+    return 0
 
 
 def _remove(cache: Cache, build: Stored) -> bool:
