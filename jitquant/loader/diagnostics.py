@@ -36,6 +36,7 @@ _LINKER = re.compile(
     r"(?P<message>(?!.*\bin function\b).+)$"
     r"|^[^:]*:\([^)]*\): (?P<symbol>(?:multiple definition of|undefined reference to) .*)$"
 )
+_SAID_BY = ((_EDG, ""), (_GNU, ""), (_PTXAS, "ptxas"), (_NVCC, "nvcc"), (_LINKER, "linker"))
 _REMARK = re.compile(r"(?:warning|note): |skipping incompatible ", re.IGNORECASE)
 _CARET = re.compile(r"^(\s*)\^[\s~]*$")
 _RELATIVE = re.compile(r"(?<= )-(?:I|isystem|iquote) ?[^-/ ]\S*")
@@ -46,6 +47,33 @@ _KILLED = re.compile(
     r"std::bad_alloc",
     re.IGNORECASE | re.MULTILINE,
 )
+#: What to do where a message is like these.
+_ADVICE = {
+    r"unsupported GNU version|unsupported clang version|-allow-unsupported-compiler": (
+        "This nvcc does not support this host compiler. Install an older one and set CXX to it "
+        "(for example CXX=g++-13), or use a newer CUDA toolkit."
+    ),
+    r"cuda_cmake_macros\.h|(?:ATen|c10)/cuda/\S+: No such file": (
+        "This source includes torch's CUDA headers, which only a CUDA build of torch can compile "
+        "against. Bind the launcher through torch/csrc/stable/library.h instead, or install a "
+        "CUDA build of torch."
+    ),
+    r"either TORCH_STABLE_ONLY or TORCH_TARGET_VERSION is defined": (
+        "A source mixes torch's stable headers with others. Include torch/extension.h in the "
+        "source itself, not only in a header that is found through a compiler flag."
+    ),
+    r"(?:unknown|unrecognized).*--dependency-file": (
+        "This linker does not list what it reads, so an edit of that would go unseen. Use "
+        "binutils 2.35 or newer, gold, lld or mold of that age."
+    ),
+    r"no storage class or type specifier\n\s*JITQUANT_EXPORT": (
+        'JITQUANT_EXPORT is not known: write #include "jitquant/export.h".'
+    ),
+    r"lto-wrapper|fatal error: .*\bptxas\b.*version|Unsupported \.version": (
+        "The parts of the CUDA toolkit are of different versions: nvcc, nvvm and crt must be of "
+        "one minor version."
+    ),
+}
 
 
 def parse(text: str, root: Path) -> list[Diagnostic]:
@@ -86,31 +114,21 @@ def _source_line(path: Path, line: int) -> str | None:
 
 
 def _parse_line(line: str, following: Sequence[str], root: Path) -> Diagnostic | None:
-    if match := _EDG.match(line):
-        severity = "warning" if match["severity"] == "warning" else "error"
-        return Diagnostic(
-            match["file"],
-            int(match["line"]),
-            _edg_column(match, following, root),
-            severity,
-            match["message"],
-        )
-    if match := _GNU.match(line):
-        column = int(match["column"]) if match["column"] else None
-        return Diagnostic(
-            match["file"], int(match["line"]), column, match["severity"], match["message"]
-        )
-    if match := _PTXAS.match(line):
-        severity = "warning" if match["severity"] == "warning" else "error"
-        where = f" (line {match['line']} of the PTX)" if match["line"] else ""
-        return Diagnostic("", 0, None, severity, f"ptxas: {match['message']}{where}")
-    if match := _NVCC.match(line):
-        severity = "warning" if match["severity"] == "warning" else "error"
-        return Diagnostic("", 0, None, severity, f"nvcc: {match['message']}")
-    if match := _LINKER.match(line):
-        message = match["symbol"] or match["message"]
-        severity = "warning" if _REMARK.match(message) else "error"
-        return Diagnostic("", 0, None, severity, f"linker: {message}")
+    for pattern, tool in _SAID_BY:
+        if (match := pattern.match(line)) is None:
+            continue
+        found = match.groupdict()
+        message = found.get("symbol") or found["message"]
+        severity = found.get("severity") or ("warning" if _REMARK.match(message) else "error")
+        if severity not in ("warning", "fatal error"):
+            severity = "error"
+        if tool:
+            where = f" (line {found['line']} of the PTX)" if found.get("line") else ""
+            return Diagnostic("", 0, None, severity, f"{tool}: {message}{where}")
+        column = int(found["column"]) if found.get("column") else None
+        if pattern is _EDG:
+            column = _edg_column(match, following, root)
+        return Diagnostic(found["file"], int(found["line"]), column, severity, message)
     return None
 
 
@@ -148,38 +166,7 @@ def hints(text: str, returncode: int, command: Sequence[str] = ()) -> list[str]:
             "once (JITQUANT_JOBS=1), for fewer architectures (JITQUANT_CUDA_ARCHS), or give the "
             "container more memory."
         )
-    if re.search(
-        r"unsupported GNU version|unsupported clang version|-allow-unsupported-compiler", text
-    ):
-        found.append(
-            "This nvcc does not support this host compiler. Install an older one and set CXX to "
-            "it (for example CXX=g++-13), or use a newer CUDA toolkit."
-        )
-    if "cuda_cmake_macros.h" in text or re.search(
-        r"ATen/cuda/\S+: No such file|c10/cuda/\S+: No such file", text
-    ):
-        found.append(
-            "This source includes torch's CUDA headers, which only a CUDA build of torch can "
-            "compile against. Bind the launcher through torch/csrc/stable/library.h instead, or "
-            "install a CUDA build of torch."
-        )
-    if "either TORCH_STABLE_ONLY or TORCH_TARGET_VERSION is defined" in text:
-        found.append(
-            "A source mixes torch's stable headers with others. Include torch/extension.h in the "
-            "source itself, not only in a header that is found through a compiler flag."
-        )
-    if re.search(r"(?:unknown|unrecognized).*--dependency-file", text):
-        found.append(
-            "This linker does not list what it reads, so an edit of that would go unseen. Use "
-            "binutils 2.35 or newer, gold, lld or mold of that age."
-        )
-    if re.search(r"no storage class or type specifier\n\s*JITQUANT_EXPORT", text):
-        found.append('JITQUANT_EXPORT is not known: write #include "jitquant/export.h".')
-    if re.search(r"lto-wrapper|fatal error: .*\bptxas\b.*version|Unsupported \.version", text):
-        found.append(
-            "The parts of the CUDA toolkit are of different versions: nvcc, nvvm and crt must be "
-            "of one minor version."
-        )
+    found += [advice for pattern, advice in _ADVICE.items() if re.search(pattern, text)]
     if command[:1] == ["nvrtc"] and re.search(
         r"is undefined|cannot open source file|kernel launch could not", text
     ):
