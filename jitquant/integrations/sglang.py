@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from jitquant.integrations import _sglang_experts as of_experts
 from jitquant.integrations._engines import compute, product
 from jitquant.loader import NvccNotFoundError
-from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.loader.machine.memo import Memo
+from jitquant.loader.machine.toolchain import find_nvcc
 from jitquant.nn._matmul import is_hopper
 
 COMPUTE = compute()

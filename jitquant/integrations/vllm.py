@@ -22,7 +22,8 @@ from vllm.platforms import PlatformEnum, current_platform
 
 from jitquant.integrations._engines import compute, product
 from jitquant.loader import NvccNotFoundError
-from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.loader.machine.memo import Memo
+from jitquant.loader.machine.toolchain import find_nvcc
 from jitquant.nn._matmul import HOPPER
 
 _LOGGER = logging.getLogger(__name__)

@@ -22,11 +22,12 @@ from .errors import (
     NvccNotFoundError,
 )
 from .machine.archs import ArchChoice, choose_archs, visible_archs
-from .machine.toolchain import Memo, preload_runtime
+from .machine.memo import Memo
+from .machine.toolchain import preload_runtime
 from .module import CudaModule, is_loaded, load_module
 from .report import Reporter, outside
 from .request.plan import Plan, Request, Wanted, look_up, make_plan
-from .request.sources import FileHasher, Watched, as_strings, check_name, kernel_names
+from .request.sources import Watched, as_strings, check_name, kernel_names
 from .request.text import Source
 from .settings import check_settings, setting
 from .store.cache import Cache, bundle_paths, default_root
@@ -99,7 +100,6 @@ class Loader:
         self.temporary = temporary
         self._reload = reload
         self.reporter = Reporter()
-        self.hasher = FileHasher()
         self.memo = Memo()
         self._records: dict[object, Record] = {}
         self._loaded: dict[str, list[Loaded]] = {}
@@ -377,7 +377,7 @@ class Loader:
             from .store.changes import changes_since, what_changed
 
             last = self.cache().last(wanted.name)
-            why = why or what_changed(changes_since(last, wanted, self.hasher))
+            why = why or what_changed(changes_since(last, wanted, self.memo))
             self._refuse_within_capture(wanted.name, f"is out of date ({why})")
         if self._may_build():
             return
@@ -441,16 +441,13 @@ class Loader:
         check_settings()
         sources = source_files(request.name, request.sources, self.cache)
         request = request._replace(sources=sources)
-        return look_up(
-            request, kernels_dir=self.kernels_dir(), hasher=self.hasher, choose=self.choose
-        )
+        return look_up(request, kernels_dir=self.kernels_dir(), memo=self.memo, choose=self.choose)
 
     def plan(self, wanted: Wanted) -> Plan:
         """The request with the compilers for it."""
         cache = self.cache()
         cache.check()
         self.memo.attach(cache.memo_directory)
-        self.hasher.attach(cache.memo_directory)
         try:
             return make_plan(wanted, self.memo)
         except (NvccNotFoundError, HostCompilerNotFoundError) as error:
@@ -472,7 +469,7 @@ class Loader:
             return None, []
         from .store.bundles import search
 
-        return search(paths, wanted, self.hasher)
+        return search(paths, wanted, self.memo)
 
     def _record(
         self, wanted: Wanted, loaded: Loaded, watch: Watched, variables: Variables
@@ -528,14 +525,14 @@ class Loader:
 
         with self._guard_current():
             if self._builder is None:
-                self._builder = Builder(self.hasher, self.memo, temporary=self.temporary)
+                self._builder = Builder(self.memo, temporary=self.temporary)
         return self._builder.build(
             plan, cache=self.cache(), find=self.find, reporter=self.reporter, on_tick=on_tick
         )
 
     def _find_loaded(self, plan: Plan) -> tuple[Loaded, Watched] | None:
         for loaded in self._loaded.get(plan.level1, ()):
-            match = match_entry(plan, self.hasher, loaded.entry)
+            match = match_entry(plan, self.memo, loaded.entry)
             if not isinstance(match, str):
                 return loaded, match
         return None
@@ -547,9 +544,9 @@ class Loader:
             caches.append(caches[0].temporary())
         for cache in caches:
             for directory, entry in cache.candidates(plan.level1):
-                match = match_entry(plan, self.hasher, entry)
+                match = match_entry(plan, self.memo, entry)
                 if not isinstance(match, str) and (held := cache.open_library(directory, entry)):
-                    self.hasher.keep()
+                    self.memo.keep()
                     return Build(entry, directory / entry.library, match, held)
         return None
 

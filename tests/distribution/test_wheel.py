@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader import NvccNotFoundError
-from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.loader.machine.memo import Memo
+from jitquant.loader.machine.toolchain import find_nvcc
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILE = """

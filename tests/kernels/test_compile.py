@@ -16,8 +16,9 @@ import torch
 
 from jitquant.loader import Loader, NvccNotFoundError
 from jitquant.loader.compile.usage import KernelUsage, split_usage
+from jitquant.loader.machine.memo import Memo
 from jitquant.loader.machine.processes import default_jobs
-from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.loader.machine.toolchain import find_nvcc
 from jitquant.loader.request.plan import Request
 from jitquant.loader.request.sources import kernel_files
 from jitquant.loader.tools.inspect import build_of, kernels_of

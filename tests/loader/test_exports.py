@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from jitquant.loader import CompileError, CudaModule, Loader
-from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.loader.machine.memo import Memo
+from jitquant.loader.machine.toolchain import find_nvcc
 from jitquant.loader.request.exports import find_binding
 
 from .toys import entries, finish, new_loader, nvcc_or_reason, python, write_toy
@@ -110,8 +111,8 @@ def test_the_binding_is_kept_with_the_build(built: tuple[CudaModule, Path]) -> N
 def test_the_generator_belongs_to_the_key(
     tmp_path: Path, loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from jitquant.loader.machine.memo import Memo
     from jitquant.loader.request import exports, plan
-    from jitquant.loader.request.sources import FileHasher
 
     source = tmp_path / "scale.cu"
     source.write_text(SCALE)
@@ -119,7 +120,7 @@ def test_the_generator_belongs_to_the_key(
     def inputs() -> dict[str, object]:
         request = plan.Request("scale", (source,), archs="90a")
         wanted = plan.look_up(
-            request, kernels_dir=loader.kernels_dir(), hasher=FileHasher(), choose=loader.choose
+            request, kernels_dir=loader.kernels_dir(), memo=Memo(), choose=loader.choose
         )
         return wanted.inputs
 

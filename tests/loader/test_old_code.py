@@ -11,8 +11,8 @@ import pytest
 from quick import in_quick
 
 from jitquant.loader import CompileError, Loader
+from jitquant.loader.machine.memo import FileState, Memo
 from jitquant.loader.request.plan import Request
-from jitquant.loader.request.sources import FileHasher, FileState
 from jitquant.loader.tools.explain import explain
 
 from .toolkits import write_toolkit
@@ -361,13 +361,13 @@ def test_a_hit_of_another_process_hashes_no_header(
     time.sleep(0.15)
     factor(new_loader(cache), source)  # what was too new to be trusted is written down now
     hashed: list[str] = []
-    hash_file = FileHasher._hash
+    hash_file = Memo._hash
 
-    def counting(hasher: FileHasher, path: str) -> FileState:
+    def counting(memo: Memo, path: str) -> FileState:
         hashed.append(path)
-        return hash_file(hasher, path)
+        return hash_file(memo, path)
 
-    monkeypatch.setattr(FileHasher, "_hash", counting)
+    monkeypatch.setattr(Memo, "_hash", counting)
     loader = new_loader(cache)
     assert factor(loader, source) == 3
     assert hashed == [str(source)]  # before the cache is looked at

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader.compile import builder
+from jitquant.loader.machine.memo import Memo
 from jitquant.loader.machine.scratch import new_scratch, scratch
 from jitquant.loader.request.plan import Request
-from jitquant.loader.request.sources import FileHasher
 from jitquant.loader.store.cache import Cache, Entry, staged_by_this_machine
 from jitquant.loader.store.hold import hold, unused
 from jitquant.loader.store.prune import clear, prune, stored, trim
@@ -291,17 +291,17 @@ def test_what_a_killed_process_left_in_the_temporary_directory_goes(
 def test_the_digests_of_only_so_many_files_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jitquant.loader.request.sources._MOST_KEPT", 3)
+    monkeypatch.setattr("jitquant.loader.machine.memo._MOST_KEPT", 3)
     files = [tmp_path / str(number) for number in range(6)]
     for path in files:
         path.write_text("")
         os.utime(path, (1, 1))
     time.sleep(0.15)  # or they are too new to be trusted
-    hasher = FileHasher()
-    hasher.attach(tmp_path)
+    memo = Memo()
+    memo.attach(tmp_path)
     for path in files:
-        hasher.state(str(path))
-    hasher.keep()
+        memo.state(str(path))
+    memo.keep()
     kept = json.loads((tmp_path / "files.json").read_text())["files"]
     assert list(kept) == [str(path) for path in files[3:]]
 

@@ -12,13 +12,8 @@ import torch
 from jitquant.loader import HostCompilerNotFoundError, Loader, NvccNotFoundError
 from jitquant.loader.compile.commands import make_units
 from jitquant.loader.machine import toolchain as tools
-from jitquant.loader.machine.toolchain import (
-    Memo,
-    Nvcc,
-    cudart_flags,
-    find_host_compiler,
-    find_nvcc,
-)
+from jitquant.loader.machine.memo import Memo
+from jitquant.loader.machine.toolchain import Nvcc, cudart_flags, find_host_compiler, find_nvcc
 from jitquant.loader.request.plan import Request
 
 from .toys import entries, new_loader, write_factor, write_plain, write_toy
@@ -157,6 +152,12 @@ def test_nvcc_that_does_not_work_is_passed_over_and_said(
         find_nvcc(Memo(), {**env, "PATH": ""})
 
 
+def memo_in(directory: Path) -> Memo:
+    memo = Memo()
+    memo.attach(directory)
+    return memo
+
+
 def test_answers_are_kept_until_the_compiler_changes(
     nowhere: dict[str, str], tmp_path: Path
 ) -> None:
@@ -168,24 +169,26 @@ def test_answers_are_kept_until_the_compiler_changes(
     def runs() -> int:
         return len((tmp_path / "toolkit" / "runs").read_text().split())
 
-    memory = Memo()
+    memory = memo_in(kept)
     find_nvcc(memory, env)
     first = runs()
     find_nvcc(memory, env)
-    memory.attach(kept)
-    find_nvcc(Memo(kept), env)
+    memory.keep()
+    find_nvcc(memo_in(kept), env)
     assert runs() == first
     nvcc.write_text(nvcc.read_text().replace("V13.0.88", "V13.9.999"))
-    assert find_nvcc(Memo(kept), env)[0].version == "13.9.999"
+    memory = memo_in(kept)
+    assert find_nvcc(memory, env)[0].version == "13.9.999"
+    memory.keep()
     before = runs()
     for path in kept.iterdir():
         assert path.stat().st_mode & 0o777 == 0o644
         path.chmod(0o666)  # anybody could have written it
-    find_nvcc(Memo(kept), env)
+    find_nvcc(memo_in(kept), env)
     assert runs() > before
     for path in kept.iterdir():
         path.write_text("{")
-    assert find_nvcc(Memo(kept), env)[0].version == "13.9.999"
+    assert find_nvcc(memo_in(kept), env)[0].version == "13.9.999"
 
 
 def test_a_part_of_a_toolkit_that_comes_or_goes_is_found(
@@ -215,14 +218,14 @@ def test_why_a_compiler_failed_is_not_kept(nowhere: dict[str, str], tmp_path: Pa
         nvcc.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n[ ! -e {fails} ] || exit\n")
     )
     env = {"PATH": str(nvcc.parent), "CXX": str(cxx)}
-    memory = Memo(kept)
+    memory = memo_in(kept)
     fails.touch()
     with pytest.raises(HostCompilerNotFoundError):
         find_host_compiler(memory, env)
     with pytest.raises(NvccNotFoundError):
         find_nvcc(memory, env)
     fails.unlink()
-    for memo in (memory, Memo(kept)):
+    for memo in (memory, memo_in(kept)):
         assert find_host_compiler(memo, env).program == str(cxx)
         assert find_nvcc(memo, env)[0].path == str(nvcc)
 
@@ -237,9 +240,9 @@ def test_nvcc_is_asked_with_the_host_compiler_that_it_will_use(
     says = f'[ "$2" = -ccbin ] || exit; echo \'"-isystem" "{tmp_path}/cccl"\''
     nvcc.write_text(nvcc.read_text().replace("--dryrun) ", f"--dryrun) {says};"))
     env = {"PATH": str(nvcc.parent)}
-    assert str(tmp_path / "cccl") not in find_nvcc(Memo(kept), env)[0].include_dirs
+    assert str(tmp_path / "cccl") not in find_nvcc(memo_in(kept), env)[0].include_dirs
     env["CXX"] = str(shutil.which("g++"))
-    assert str(tmp_path / "cccl") in find_nvcc(Memo(kept), env)[0].include_dirs
+    assert str(tmp_path / "cccl") in find_nvcc(memo_in(kept), env)[0].include_dirs
 
 
 def test_host_compiler(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from jitquant.loader.compile.usage import KernelUsage, occupancy, split_usage
 from jitquant.loader.errors import LoaderError
+from jitquant.loader.machine.memo import Memo
 from jitquant.loader.machine.symbols import demangle
-from jitquant.loader.machine.toolchain import Memo, find_host_compiler, find_nvcc
+from jitquant.loader.machine.toolchain import find_host_compiler, find_nvcc
 from jitquant.loader.tools.inspect import find_tool
 
 from .conftest import Toy

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from jitquant.loader import Loader
 from jitquant.loader.errors import NvccNotFoundError
-from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.loader.machine.memo import Memo
+from jitquant.loader.machine.toolchain import find_nvcc
 
 ROOT = Path(__file__).resolve().parents[2]
 

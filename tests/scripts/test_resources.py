@@ -9,7 +9,8 @@ import pytest
 from harness.bench import resources
 
 from jitquant.loader import Loader, NvccNotFoundError
-from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.loader.machine.memo import Memo
+from jitquant.loader.machine.toolchain import find_nvcc
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels_cu"

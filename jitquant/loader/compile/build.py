@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from ..diagnostics import compile_error, parse
 from ..errors import CompileError
+from ..machine.memo import Memo
 from ..machine.processes import Command, Finished, run_side_by_side
 from ..machine.torch_install import torch_install
 from ..request import includes, searches
@@ -27,7 +28,6 @@ from ..request.exports import unusable_export
 from ..request.key import digest_of
 from ..request.named import library_places, named_by, thin_members
 from ..request.plan import Plan, all_flags
-from ..request.sources import FileHasher
 from .abi import links_stable
 from .commands import (
     LINKED,
@@ -78,7 +78,7 @@ def build(
     *,
     jobs: int,
     slots: threading.Semaphore,
-    hasher: FileHasher,
+    memo: Memo,
     shared: SharedObjects,
     kept: Path,
     on_tick: Callable[[list[str]], None],
@@ -112,7 +112,7 @@ def build(
     def paths_of_own() -> list[searches.IncludePath]:
         found = [path_of(unit) for unit in own]
         for tool in dict.fromkeys(tool for path in found for tool in path.tools):
-            hasher.state(tool)  # half a second if none is known, while the compilers run
+            memo.state(tool)  # half a second if none is known, while the compilers run
         return found
 
     prepare = _in_background(_import_torch_extension_tools)
@@ -147,9 +147,7 @@ def build(
 
         def compile_it() -> Compiled:
             path = _in_background(lambda: path_of(unit))
-            done = compile_units(
-                plan, [unit], staging, hasher, partial(run, tick=tick, after=after)
-            )
+            done = compile_units(plan, [unit], staging, memo, partial(run, tick=tick, after=after))
             read = (unit.source, *read_by(unit, staging, plan.roots))
             return Compiled(searches.Unit(unit.source, read, path.result()), done[-1])
 
@@ -174,7 +172,7 @@ def build(
         plan,
         own,
         staging,
-        hasher,
+        memo,
         partial(run, tick=on_tick, after=begun),
         lambda: [tool for path in paths.result() for tool in path.tools],
     )

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from ..errors import CacheError, CompileError, LoaderError
 from ..machine.archs import NO_GPU
+from ..machine.memo import Memo
 from ..machine.processes import default_jobs
-from ..machine.toolchain import Memo
 from ..module import is_loaded
 from ..report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten
 from ..request.includes import listings, removed_since
 from ..request.key import digest_of
 from ..request.plan import Plan
 from ..request.scan import scan_includes
-from ..request.sources import FileHasher, is_cuda
+from ..request.sources import is_cuda
 from ..settings import setting, unknown_settings
 from ..store.cache import Cache, Entry
 from ..store.changes import changes_since, what_changed
@@ -39,11 +39,10 @@ _DEFAULT_SIZE = "4GiB"
 class Builder:
     """Builds for one loader; all its builds share the processors."""
 
-    def __init__(self, hasher: FileHasher, memo: Memo, *, temporary: bool) -> None:
-        self._hasher = hasher
+    def __init__(self, memo: Memo, *, temporary: bool) -> None:
         self._memo = memo
         self._temporary = temporary
-        self._shared = SharedObjects(hasher)
+        self._shared = SharedObjects(memo)
         self._set_jobs(default_jobs())
 
     def build(
@@ -75,7 +74,6 @@ class Builder:
             )
             cache = cache.temporary()
         self._memo.attach(cache.memo_directory)
-        self._hasher.attach(cache.memo_directory)
         heartbeat = Heartbeat(reporter, plan.name, on_tick)
         timeout = float(setting("JITQUANT_LOCK_TIMEOUT") or _DEFAULT_LOCK_SECONDS)
 
@@ -103,8 +101,8 @@ class Builder:
                 )
             with cache.staging(plan.level1, locked) as staging:
                 directory, entry, held = self._build_in(plan, cache, staging, heartbeat, reporter)
-        match = match_entry(plan, self._hasher, entry)
-        self._hasher.keep()
+        match = match_entry(plan, self._memo, entry)
+        self._memo.keep()
         if isinstance(match, str):
             held.release()
             raise ChangedError
@@ -114,8 +112,8 @@ class Builder:
     def _build_in(
         self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat, reporter: Reporter
     ) -> tuple[Path, Entry, Hold]:
-        hasher = self._hasher
-        extension = _extension_of(plan, cache, hasher)
+        memo = self._memo
+        extension = _extension_of(plan, cache, memo)
         self._announce(plan, cache, reporter)
         changed: str | None = None
         for attempt in range(MOST_ATTEMPTS):
@@ -130,7 +128,7 @@ class Builder:
                     work,
                     jobs=jobs,
                     slots=slots,
-                    hasher=hasher,
+                    memo=memo,
                     shared=self._shared,
                     kept=cache.base / "toolchain",
                     on_tick=heartbeat.tick,
@@ -149,11 +147,11 @@ class Builder:
             for path, digest in zip(
                 plan.sources, (pair[1] for pair in plan.inputs["sources"]), strict=True
             ):
-                state = hasher.state(path)
+                state = memo.state(path)
                 if state is None or state.digest != digest:
                     reporter.say(f"{os.path.basename(path)} changed while it was compiled")
                     raise ChangedError
-            entry, files = describe(plan, extension, built, hasher, heartbeat.seconds)
+            entry, files = describe(plan, extension, built, memo, heartbeat.seconds)
             changed = (
                 next((name for name, digest in entry.headers.items() if not digest), None)
                 or changed_after(files, moment)
@@ -205,7 +203,7 @@ class Builder:
                 "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
             )
         last = cache.last(plan.name)
-        why = what_changed(changes_since(last, plan, self._hasher))
+        why = what_changed(changes_since(last, plan, self._memo))
         slow = [
             os.path.basename(path)
             for path in plan.sources
@@ -231,7 +229,7 @@ def _trim(cache: Cache, reporter: Reporter) -> None:
             )
 
 
-def _extension_of(plan: Plan, cache: Cache, hasher: FileHasher) -> str:
+def _extension_of(plan: Plan, cache: Cache, memo: Memo) -> str:
     """The name of the extension that a build of ``plan`` becomes, which no other has.
 
     A launcher finds what it has compiled by the command line, which the name is part of. So there
@@ -242,7 +240,7 @@ def _extension_of(plan: Plan, cache: Cache, hasher: FileHasher) -> str:
     if not plan.launcher:
         return unique
     files = {f for source in plan.sources for f in scan_includes(source, plan.include_dirs).files}
-    states = [hasher.state(path) for path in sorted(files)]
+    states = [memo.state(path) for path in sorted(files)]
     digests = sorted(state.digest for state in states if state is not None)
     name = f"{plan.name}_{digest_of([plan.level1, digests])[:12]}"
     taken = any(entry.extension == name for _, entry in cache.candidates(plan.level1))

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import CompileError
+from ..machine.memo import Memo
 from ..machine.processes import Command, Finished
 from ..request.key import digest_of
 from ..request.plan import Plan
-from ..request.sources import FileHasher, Roots, is_own, parse_depfile
+from ..request.sources import Roots, is_own, parse_depfile
 from .commands import Unit
 
 _ASSEMBLED = re.compile(rb"\.incbin|\.include(?=\s*\\\")")
@@ -23,7 +24,7 @@ def compile_units(
     plan: Plan,
     units: Sequence[Unit],
     staging: Path,
-    hasher: FileHasher,
+    memo: Memo,
     run: Callable[[Sequence[Command]], list[Finished]],
     tools: Callable[[], Iterable[str]] = tuple,
 ) -> list[Finished]:
@@ -39,7 +40,7 @@ def compile_units(
     ahead = run([unit.listing for unit in listed]) if listed else []
     if ahead and ahead[-1].returncode != 0:
         return ahead
-    units = [_with_digest(unit, plan, staging, hasher, tools) for unit in units]
+    units = [_with_digest(unit, plan, staging, memo, tools) for unit in units]
     finished = run([unit.command for unit in units])
     if finished[-1].returncode != 0:
         return finished
@@ -60,14 +61,14 @@ def _with_digest(
     unit: Unit,
     plan: Plan,
     staging: Path,
-    hasher: FileHasher,
+    memo: Memo,
     tools: Callable[[], Iterable[str]],
 ) -> Unit:
     """``unit``, with the contents of what was listed, and is run, as a macro that nothing reads."""
     if not (unit.launcher or unit.is_listed):
         return unit
     read = (*read_by(unit, staging, plan.roots), *tools())
-    states = {plan.roots.name(path): hasher.state(path) for path in read}
+    states = {plan.roots.name(path): memo.state(path) for path in read}
     digest = digest_of([[name, state and state.digest] for name, state in sorted(states.items())])
     return replace(unit, options=(*unit.options, f"-DJITQUANT_READ_{digest[:16]}"))
 

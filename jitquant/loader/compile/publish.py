@@ -8,16 +8,17 @@ import socket
 import time
 from dataclasses import asdict
 
+from ..machine.memo import Memo
 from ..request.includes import visible_now
 from ..request.plan import Plan, python_abi
 from ..request.searches import named_by_path
-from ..request.sources import ABSOLUTE, FileHasher
+from ..request.sources import ABSOLUTE
 from ..store.cache import Entry
 from .build import Built
 
 
 def describe(
-    plan: Plan, extension: str, built: Built, hasher: FileHasher, seconds: float
+    plan: Plan, extension: str, built: Built, memo: Memo, seconds: float
 ) -> tuple[Entry, tuple[str, ...]]:
     """The metadata of a build: the digest of every file that was read, and what was looked for.
 
@@ -29,7 +30,7 @@ def describe(
     read = dict.fromkeys((*paths, *built.twins, *built.linked))
     callers = {path for unit in built.units for path in named_by_path(unit, plan.roots)}
     for path in read:
-        state = hasher.state(path)
+        state = memo.state(path)
         name = ABSOLUTE + path if path in callers else plan.roots.name(path)
         headers[name] = state.digest if state else ""
     for path in plan.sources:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..machine.memo import Memo
 from ..machine.processes import Finished
 from ..machine.trust import read_trusted, write_trusted
 from ..request import includes, searches
 from ..request.key import SCHEMA
-from ..request.sources import FileHasher, Roots
+from ..request.sources import Roots
 from .ticks import changed_after, wait_for_next_tick
 
 
@@ -33,8 +34,8 @@ class SharedObjects:
     in the same place: as an entry of the cache.
     """
 
-    def __init__(self, hasher: FileHasher) -> None:
-        self._hasher = hasher
+    def __init__(self, memo: Memo) -> None:
+        self._memo = memo
         self._guard = threading.Lock()
         self._locks: dict[Path, threading.Lock] = {}
 
@@ -64,7 +65,7 @@ class SharedObjects:
         """Keep the object, unless a file was changed while it was compiled."""
         searched, twins = searches.searched_by([unit], roots)
         read = (*unit.read, *unit.path.tools, *twins)
-        states = {path: self._hasher.state(path) for path in read}
+        states = {path: self._memo.state(path) for path in read}
         visible = includes.visible_now(searched, roots)
         content = output.read_bytes()
         described = {
@@ -91,7 +92,7 @@ class SharedObjects:
             ):
                 return None
             for path, digest in described["digests"].items():
-                state = self._hasher.state(path)
+                state = self._memo.state(path)
                 if state is None or state.digest != digest:
                     return None
             searched = [includes.Searched(*one) for one in described["searched"]]

@@ -1,7 +1,6 @@
 """Finds nvcc and the host compiler, and their versions.
 
-Running a compiler to get its version takes tens of milliseconds, so the answers are cached
-(:class:`Memo`) until the files they depend on change.
+Answers of compilers are cached (:class:`Memo`) until the files they depend on change.
 """
 
 from __future__ import annotations
@@ -11,20 +10,19 @@ import ctypes
 import glob
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import HostCompilerNotFoundError, NvccNotFoundError, extra
+from .memo import Memo
 from .processes import ask
-from .trust import read_trusted, write_trusted
 
 #: What runs nvcc and the host compiler.
 LAUNCHER = "JITQUANT_NVCC_LAUNCHER"
@@ -90,73 +88,6 @@ class HostCompiler(NamedTuple):
     @property
     def _wrapped(self) -> int:
         return int(os.path.basename(self.command[0]) in _WRAPPERS and len(self.command) > 1)
-
-
-class Memo:
-    """Answers of programs, cached with the signatures of the files they depend on.
-
-    They are in memory and, after :meth:`attach`, also in a directory.
-    """
-
-    def __init__(self, directory: Path | None = None) -> None:
-        self._directory = directory
-        self._records: dict[str, dict[str, Any]] = {}
-
-    def attach(self, directory: Path | None) -> None:
-        """Store all answers in ``directory``, including those known already."""
-        if directory is None or directory == self._directory:
-            return
-        self._directory = directory
-        for record in list(self._records.values()):
-            self._write(record)
-
-    def get(
-        self, question: str, ask: Callable[[], tuple[dict[str, Any], list[str]]]
-    ) -> dict[str, Any]:
-        """The answer to ``question``. ``ask`` returns it, and the files it depends on.
-
-        Without such files it is not kept: why a program failed may pass.
-        """
-        record = self._records.get(question)
-        if record is None and self._directory is not None:
-            with contextlib.suppress(OSError, ValueError):
-                record = json.loads(read_trusted(self._path(self._directory, question)))
-        if record is not None:
-            with contextlib.suppress(KeyError, TypeError, ValueError):
-                if record["question"] == question and all(
-                    list(_signature(name)) == signature for name, signature in record["files"]
-                ):
-                    self._records[question] = record
-                    return dict(record["answer"])
-        answer, files = ask()
-        if not files:
-            return answer
-        record = {
-            "question": question,
-            "answer": answer,
-            "files": [[name, list(_signature(name))] for name in files],
-        }
-        self._records[question] = record
-        self._write(record)
-        return answer
-
-    @staticmethod
-    def _path(directory: Path, question: str) -> Path:
-        return directory / f"{hashlib.sha256(question.encode()).hexdigest()[:24]}.json"
-
-    def _write(self, record: dict[str, Any]) -> None:
-        if self._directory is not None:
-            path = self._path(self._directory, record["question"])
-            write_trusted(path, json.dumps(record).encode())
-
-
-def _signature(path: str) -> tuple[str, int, int, int]:
-    try:
-        real = os.path.realpath(path)
-        status = os.stat(real)
-    except OSError:
-        return ("", 0, 0, 0)
-    return (real, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
 
 
 def script_in(program: str) -> str:
@@ -226,7 +157,7 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] = os.environ) -> Iterator[C
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
         question = f"nvcc 13 {os.path.abspath(path)} {host}"
-        answer = memo.get(question, partial(_probe_nvcc, path, host))
+        answer = memo.answer(question, partial(_probe_nvcc, path, host))
         if "failed" not in answer and not answer["cudart"]:
             answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
@@ -346,7 +277,7 @@ def find_host_compiler(memo: Memo, env: Mapping[str, str] = os.environ) -> HostC
         if program is None:
             continue
         full = (program, *command[1:])
-        answer = memo.get(f"host 6 {shlex.join(full)}", partial(_probe_host, full))
+        answer = memo.answer(f"host 6 {shlex.join(full)}", partial(_probe_host, full))
         if "failed" not in answer:
             return HostCompiler(full, answer["version"], tuple(answer["scripts"]))
         raise HostCompilerNotFoundError(

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from ..machine.memo import Signature, settled, signature_of
 from .key import digest_of
-from .sources import Roots, Signature, is_own, settled, signature_of
+from .sources import Roots, is_own
 
 Identity = tuple[int, int]
 #: Not the name of a file: what is asked for has a name that only a compiler can tell.

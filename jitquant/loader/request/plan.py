@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnsupportedArchError
 from ..machine.archs import ArchChoice
+from ..machine.memo import Memo, Signature
 from ..machine.toolchain import (
     LAUNCHER,
     HostCompiler,
-    Memo,
     Nvcc,
     find_host_compiler,
     find_launcher,
@@ -37,9 +37,7 @@ from .named import Named, named_by
 from .sources import (
     CXX_SUFFIXES,
     PROJECT,
-    FileHasher,
     Roots,
-    Signature,
     Signatures,
     exports_something,
     is_cuda,
@@ -294,7 +292,7 @@ def look_up(
     request: Request,
     *,
     kernels_dir: Path,
-    hasher: FileHasher,
+    memo: Memo,
     choose: Callable[[str | Sequence[str] | None], ArchChoice],
 ) -> Wanted:
     """The files and architectures of ``request``; neither needs nor looks for a compiler."""
@@ -315,7 +313,7 @@ def look_up(
     contents: list[list[str]] = []
     watch: list[tuple[str, Signature | None]] = []
     for path in sources:
-        state = hasher.state(path)
+        state = memo.state(path)
         if state is None:
             raise FileNotFoundError(f"sources: {path} disappeared while it was being read.")
         contents.append([os.path.basename(path), state.digest])
@@ -342,7 +340,7 @@ def look_up(
         # The binding's text follows from the sources and the generator.
         from .exports import generator_file
 
-        generator = hasher.state(generator_file())
+        generator = memo.state(generator_file())
         inputs["binding_generator"] = generator.digest if generator else None
     if setting("JITQUANT_DEBUG") == "1":
         inputs["debug"] = True

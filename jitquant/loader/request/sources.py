@@ -9,29 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import hashlib
-import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..machine.trust import read_trusted, write_trusted
+from ..machine.memo import Signature
 from ..report import shorten
 
 CUDA_SUFFIXES = (".cu",)
 CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
 SUFFIXES = CUDA_SUFFIXES + CXX_SUFFIXES
-#: Below this many nanoseconds between a change and its hashing a second change could go unseen.
-_RACY_NS = 100_000_000
-_RACY_COARSE_NS = 2_100_000_000
-
-#: Files whose digests are kept: before more are, those that are gone are dropped, then the oldest.
-_MOST_KEPT = 10_000
-_MOST_SEARCHES = 256
-
 #: How a compiler may have written a path, cheapest first.
 _SPELLINGS: tuple[Callable[[str], str], ...] = (str, os.path.normpath, os.path.realpath)
 
@@ -40,7 +29,6 @@ PROJECT = "lib"
 #: Begins the name of a caller's file that is in no known directory.
 ABSOLUTE = "abs"
 
-Signature = tuple[int, int, int, int]
 #: Paths of files and directories with the signatures that they must keep; ``None`` means to look
 #: closer each time.
 Signatures = tuple[tuple[str, Signature | None], ...]
@@ -184,150 +172,6 @@ def _missing(text: str, path: str, bare: bool, kernels_dir: Path) -> str:
     if bare:
         message += f" For a file of your own give a path: './{text}' or pathlib.Path({text!r})."
     return message
-
-
-class FileState(NamedTuple):
-    """Digest of a file, with a ``stat`` signature to detect changes.
-
-    ``signature`` is ``None`` while the file is so new that another change could have the same
-    signature; then it is read again.
-    """
-
-    digest: str
-    signature: Signature | None
-
-
-def signature_of(status: os.stat_result) -> Signature:
-    """The fields of a ``stat`` that change whenever the file does."""
-    return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
-
-
-def settled(status: os.stat_result, now_ns: int) -> bool:
-    """Whether a change after ``now_ns`` would change the signature of ``status``."""
-    latest = max(status.st_mtime_ns, status.st_ctime_ns)
-    window = _RACY_COARSE_NS if latest % 1_000_000_000 == 0 else _RACY_NS
-    return latest < now_ns - window
-
-
-class FileHasher:
-    """SHA-256 of files, cached while their ``stat`` stays the same.
-
-    A build reads hundreds of headers, mostly of compilers and toolkits. So digests are also stored
-    in the directory that :meth:`attach` names, for the next process.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, FileState] = {}
-        self._directories: dict[str, dict[str, Signature]] = {}
-        self._file: Path | None = None
-        self._kept: _Kept | None = None
-        self._learned = False
-
-    def attach(self, directory: Path | None) -> None:
-        """Store digests in ``directory`` from now on."""
-        if directory is not None and (self._file is None or self._file.parent != directory):
-            self._file, self._kept, self._learned = directory / "files.json", None, False
-
-    def state(self, path: str) -> FileState | None:
-        """The state of ``path``, or ``None`` if it is not a regular file."""
-        try:
-            status = os.stat(path)
-            signature = signature_of(status)
-            known = self._known.get(path)
-            if known is None and (kept := self._from_file().files.get(path)):
-                digest, _, rest = kept.partition(" ")
-                if rest == _written(signature):
-                    known = self._known[path] = FileState(digest, signature)
-            if known is not None and known.signature == signature:
-                return known
-            fresh = self._known[path] = self._hash(path)
-        except OSError:
-            self._known.pop(path, None)
-            return None
-        self._learned = self._learned or fresh.signature is not None
-        return fresh
-
-    def signature(self, path: str) -> Signature | None:
-        """The signature of ``path`` if a change of it would be seen. Does not read it."""
-        with contextlib.suppress(OSError):
-            now, status = time.time_ns(), os.stat(path)
-            return signature_of(status) if settled(status, now) else None
-        return None
-
-    def _hash(self, path: str) -> FileState:
-        now = time.time_ns()
-        with open(path, "rb") as stream:
-            before = os.fstat(stream.fileno())
-            digest = hashlib.sha256(stream.read()).hexdigest()
-        return FileState(digest, signature_of(before) if settled(before, now) else None)
-
-    def unchanged(self, key: str) -> Mapping[str, Signature] | None:
-        """The directories that were remembered under ``key``, if they are as they were."""
-        known: dict[str, Signature] = {}
-        written = self._from_file().directories.get(key, "")
-        before = self._directories.get(key)
-        if before is None:
-            before = dict.fromkeys(written.split("\0")[1::2] if written else (), (0, 0, 0, 0))
-        try:
-            known = {path: signature_of(os.stat(path)) for path in before}
-        except OSError:
-            return None
-        if known and (known == before or _written_directories(known) == written):
-            return known
-        return None
-
-    def remember(self, key: str, directories: Mapping[str, Signature | None]) -> None:
-        """Remember under ``key`` how ``directories`` were, if a change of each would be seen."""
-        known = {path: signature for path, signature in directories.items() if signature}
-        if len(known) == len(directories):
-            self._directories[key] = known
-            self._learned = True
-
-    def _from_file(self) -> _Kept:
-        if self._kept is None:
-            self._kept = _Kept({}, {})
-            if self._file is not None:
-                with contextlib.suppress(OSError, ValueError, TypeError):
-                    self._kept = _Kept(**json.loads(read_trusted(self._file)))
-        return self._kept
-
-    def keep(self) -> None:
-        """Store the digests that are new since the last time."""
-        if self._file is None or not self._learned:
-            return
-        self._learned = False
-        self._kept = None
-        files, directories = self._from_file()  # and what other processes have learned meanwhile
-        for path, (digest, signature) in list(self._known.items()):
-            if signature is not None:
-                files[path] = f"{digest} {_written(signature)}"
-        for key, known in list(self._directories.items()):
-            directories[key] = _written_directories(known)
-        if len(files) > _MOST_KEPT:
-            there = [(path, state) for path, state in files.items() if os.path.exists(path)]
-            files = dict(there[-_MOST_KEPT:])
-        directories = dict(list(directories.items())[-_MOST_SEARCHES:])
-        self._kept = _Kept(files, directories)
-        text = json.dumps(self._kept._asdict(), separators=(",", ":"))
-        write_trusted(self._file, text.encode())
-
-
-class _Kept(NamedTuple):
-    """The stored digests, by path and by key.
-
-    Only strings, because thousands of tuples would trigger the garbage collector.
-    """
-
-    files: dict[str, str]
-    directories: dict[str, str]
-
-
-def _written(signature: Signature) -> str:
-    return " ".join(map(str, signature))
-
-
-def _written_directories(known: Mapping[str, Signature]) -> str:
-    return "\0".join(f"{_written(signature)}\0{path}" for path, signature in known.items())
 
 
 class Roots:

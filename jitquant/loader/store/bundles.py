@@ -24,11 +24,12 @@ from typing import Any
 
 from ..errors import BundleError
 from ..machine.archs import runs_on
+from ..machine.memo import Memo
 from ..machine.torch_install import OLDEST_TORCH
 from ..machine.trust import others_write
 from ..request.key import SCHEMA
 from ..request.plan import Wanted
-from ..request.sources import FileHasher, Watched
+from ..request.sources import Watched
 from ..units import release
 from .cache import BUNDLES, Entry
 from .changes import LABELS, plain
@@ -101,7 +102,7 @@ def open_bundle(path: Path) -> Bundle:
     return Bundle(path, builds)
 
 
-def fits(wanted: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
+def fits(wanted: Wanted, memo: Memo, entry: Entry) -> Watched | str:
     """What to watch if ``entry`` matches the request, otherwise why it does not."""
     reasons: list[str] = []
     had: dict[str, Any] = entry.inputs
@@ -125,7 +126,7 @@ def fits(wanted: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
         reasons.append(f"it holds {_archs(had['archs'])}, and {_archs(lacking)} is asked for")
     if reasons:
         return "; ".join(reasons)
-    match = match_entry(wanted, hasher, entry, installed=False)
+    match = match_entry(wanted, memo, entry, installed=False)
     return f"{match} is not what it was built with" if isinstance(match, str) else match
 
 
@@ -144,9 +145,7 @@ def open_library(directory: Path, entry: Entry) -> Hold | None:
     return None
 
 
-def search(
-    paths: Iterable[Path], wanted: Wanted, hasher: FileHasher
-) -> tuple[Build | None, list[str]]:
+def search(paths: Iterable[Path], wanted: Wanted, memo: Memo) -> tuple[Build | None, list[str]]:
     """The requested build in the bundles at ``paths``, and why other builds do not fit."""
     refused: list[str] = []
     for path in paths:
@@ -158,13 +157,13 @@ def search(
         for build in bundle.builds:
             if build.name == wanted.name:
                 try:
-                    return _open(path, build, wanted, hasher), refused
+                    return _open(path, build, wanted, memo), refused
                 except BundleError as error:
                     refused.append(str(error))
     return None, refused
 
 
-def _open(path: Path, build: Bundled, wanted: Wanted, hasher: FileHasher) -> Build:
+def _open(path: Path, build: Bundled, wanted: Wanted, memo: Memo) -> Build:
     """A build in the bundle at ``path``."""
     directory = path / build.directory
     described = directory / "entry.json"
@@ -179,7 +178,7 @@ def _open(path: Path, build: Bundled, wanted: Wanted, hasher: FileHasher) -> Bui
         raise BundleError(f"{described} does not hash to its own name")
     if (entry.library, entry.library_sha256) != (build.library, build.sha256):
         raise BundleError(f"{described} is not what the manifest speaks of")
-    match = fits(wanted, hasher, entry)
+    match = fits(wanted, memo, entry)
     if isinstance(match, str):
         raise BundleError(f"{path}: {wanted.name}: {match}")
     held = open_library(directory, entry)

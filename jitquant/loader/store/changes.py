@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..machine.memo import Memo
 from ..report import shorten
 from ..request.plan import Wanted
-from ..request.sources import FileHasher
 
 #: What messages call the parts of a key.
 LABELS = {
@@ -49,9 +49,7 @@ class Change:
     now: str | None
 
 
-def changes_since(
-    last: Mapping[str, Any] | None, plan: Wanted, hasher: FileHasher
-) -> list[Change] | None:
+def changes_since(last: Mapping[str, Any] | None, plan: Wanted, memo: Memo) -> list[Change] | None:
     """What has changed since the last build of a module; ``None`` if there was none."""
     if last is None:
         return None
@@ -64,7 +62,7 @@ def changes_since(
     old_headers: dict[str, str] = last.get("headers", {})
     for name, digest in old_headers.items():
         path = plan.roots.path(name)
-        state = hasher.state(path) if path else None
+        state = memo.state(path) if path else None
         if state is None or state.digest != digest:
             found.append(Change("header", name, digest, state and state.digest))
     found += [

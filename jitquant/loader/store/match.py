@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import LoaderError
+from ..machine.memo import Memo, Signature
 from ..request.includes import look_at, visible_now
 from ..request.key import digest_of
 from ..request.plan import Plan, Wanted, python_abi
-from ..request.sources import FileHasher, Signature, Watched, is_own
+from ..request.sources import Watched, is_own
 from .cache import Entry
 from .hold import Hold
 
@@ -41,9 +42,7 @@ class Build(NamedTuple):
     is_new: bool = False
 
 
-def match_entry(
-    plan: Wanted, hasher: FileHasher, entry: Entry, *, installed: bool = True
-) -> Watched | str:
+def match_entry(plan: Wanted, memo: Memo, entry: Entry, *, installed: bool = True) -> Watched | str:
     """What to watch if ``entry`` is a build of what ``plan`` sees now, else what differs.
 
     Without ``installed`` the files of compilers and toolkits are not checked.
@@ -58,19 +57,19 @@ def match_entry(
         if not counts(name):
             continue
         path = plan.roots.path(name)
-        state = hasher.state(path) if path else None
+        state = memo.state(path) if path else None
         if state is None or state.digest != digest:
             return name
         (own if is_own(name) else others).append((path, state.signature))
     if isinstance(plan, Plan):
-        others += [(program, hasher.signature(program)) for program in plan.programs]
+        others += [(program, memo.signature(program)) for program in plan.programs]
         told: dict[str, Signature | None] = {}
         for place in filter(os.path.isabs, plan.program_places):
             look_at(place, told)
         others += told.items()
     if entry.python_abi is not None and entry.python_abi != python_abi():
         return "Python ABI"
-    directories = _found_where_it_was(plan, hasher, entry, installed)
+    directories = _found_where_it_was(plan, memo, entry, installed)
     if directories is None:
         return "search path"
     for directory, signature in directories.items():
@@ -80,17 +79,17 @@ def match_entry(
 
 
 def _found_where_it_was(
-    plan: Wanted, hasher: FileHasher, entry: Entry, installed: bool
+    plan: Wanted, memo: Memo, entry: Entry, installed: bool
 ) -> dict[str, Signature | None] | None:
     """The directories that tell where names would be found, unless one is found elsewhere now.
 
     While none of them has changed there is nothing to look for.
     """
     key = digest_of([entry.level2, plan.roots.labels, installed])
-    if (known := hasher.unchanged(key)) is not None:
-        return dict(known)
+    if recalled := memo.recall(key):
+        return dict(recalled[1])
     visible = visible_now(entry.searched, plan.roots, (lambda place: True) if installed else is_own)
     if visible.names != [name for name in entry.visible if installed or is_own(name)]:
         return None
-    hasher.remember(key, visible.directories)
+    memo.note(key, visible.directories)
     return visible.directories

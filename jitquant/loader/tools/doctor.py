@@ -116,6 +116,7 @@ def examine(loader: Loader) -> Diagnosis:
     look("bundles", _about_bundles)
     look("locks", partial(_about_locks, loader))
     look("trial build", partial(_about_trial, trial))
+    loader.memo.keep()
     works = not any(finding.state == ERROR for finding in findings)
     return Diagnosis(works, time.monotonic() - started, findings)
 

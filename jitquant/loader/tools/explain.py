@@ -76,10 +76,11 @@ def explain(loader: Loader, request: Request) -> Explanation:
         return explanation(state="hit", key=plan.level1, directory=build.library.parent, last=last)
     record = loader.cache().last(request.name)
     shadowed = any(
-        match_entry(plan, loader.hasher, entry) == "search path"
+        match_entry(plan, loader.memo, entry) == "search path"
         for _, entry in loader.cache().candidates(plan.level1)
     )
-    changes = changes_since(record, plan, loader.hasher)
+    changes = changes_since(record, plan, loader.memo)
+    loader.memo.keep()
     return explanation(
         state="miss",
         reason=(

@@ -21,7 +21,8 @@ import torch
 
 from jitquant._warmup import first_calls
 from jitquant.loader.core import default_kernels_dir
-from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.loader.machine.memo import Memo
+from jitquant.loader.machine.toolchain import find_nvcc
 from jitquant.loader.request.sources import kernel_files
 
 Row = tuple[str, float | None, str]
