@@ -31,7 +31,7 @@ from .errors import (
     UnsupportedArchError,
 )
 from .module import CudaModule
-from .request.text import Source
+from .request.sources import Source
 from .watch.live import reloads
 
 if TYPE_CHECKING:

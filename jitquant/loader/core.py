@@ -27,8 +27,7 @@ from .machine.toolchain import preload_runtime
 from .module import CudaModule, is_loaded, load_module
 from .report import Reporter, outside
 from .request.plan import Plan, Request, Wanted, look_up, make_plan
-from .request.sources import Watched, as_strings, check_name, kernel_names
-from .request.text import Source
+from .request.sources import Source, Watched, as_strings, check_name, kernel_names
 from .settings import check_settings, setting
 from .store.cache import Cache, bundle_paths, default_root
 from .store.match import (

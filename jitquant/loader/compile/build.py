@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import tempfile
 import threading
 import time
@@ -28,7 +30,6 @@ from ..request.exports import unusable_export
 from ..request.key import digest_of
 from ..request.named import library_places, named_by, thin_members
 from ..request.plan import Plan, all_flags
-from .abi import links_stable
 from .commands import (
     LINKED,
     TARGET_MACRO,
@@ -45,6 +46,9 @@ from .usage import KernelUsage, split_usage
 
 _PROBE_BYTES = 1 << 16
 _T = TypeVar("_T")
+#: Names of C++ in a namespace of torch, and of C in torch's Python bindings. The functions of the
+#: stable ABI are aoti_torch_* and torch_*, in C.
+_UNSTABLE = re.compile(r" (?:THP\w+|_Z\w*?N[VKRO]*(?:3c10|2at|5torch|6caffe2)\w*)(?:@|$)", re.M)
 #: The functions that the macro defines, in the table of an object's symbols.
 _EXPORTED = re.compile(rb"\0jitquant_export_(\w+)(?=\0)")
 
@@ -237,7 +241,7 @@ def build(
     stable = (
         not any(unit.scan.torch for unit in units)
         and not any(TARGET_MACRO in flag for flag in (*request.cuda_flags, *request.cxx_flags))
-        and links_stable(library)
+        and _links_stable(library)
     )
     places = [*library_places(named.words), *env.get("LIBRARY_PATH", "").split(os.pathsep)]
     places += [place for path in paths.result() for place in path.tool_places]
@@ -254,6 +258,27 @@ def build(
         tuple(kernels),
         stable,
     )
+
+
+def _links_stable(library: Path) -> bool:
+    """Whether ``library`` uses torch only through its stable ABI.
+
+    ``False`` if that is unknown, because binutils' nm is missing.
+    """
+    program = shutil.which("nm") or shutil.which("llvm-nm")
+    if program is None:
+        return False
+    try:
+        listed = subprocess.run(
+            [program, "-D", "--undefined-only", str(library)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return _UNSTABLE.search(listed) is None
 
 
 def _in_background(call: Callable[[], _T]) -> Future[_T]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import LoaderError
 from .plan import Request
-from .text import Source
+from .sources import Source
 
 #: Names the file that the processes of a run add their lines to.
 VARIABLE = "JITQUANT_RECORD"

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..request.text import Source
+from ..request.sources import Source
 from .cache import Cache
 
 
