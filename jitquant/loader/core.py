@@ -27,7 +27,7 @@ from .machine.toolchain import preload_runtime
 from .module import CudaModule, is_loaded, load_module
 from .report import Reporter, outside
 from .request.plan import Plan, Request, Wanted, look_up, make_plan
-from .request.sources import Source, Watched, as_strings, check_name, kernel_names
+from .request.sources import Source, Watched, as_items, as_strings, check_name, kernel_names
 from .settings import check_settings, setting
 from .store.cache import Cache, bundle_paths, default_root
 from .store.match import (
@@ -261,7 +261,7 @@ class Loader:
     ) -> Request:
         return Request(
             check_name(name),
-            self._check_sources(sources),
+            as_items(sources, "sources", "'kernel.cu'", (str, os.PathLike, Source)),
             as_strings(include_dirs, "include_dirs", "'include'"),
             as_strings(cuda_flags, "cuda_flags", "'-lineinfo'"),
             as_strings(cxx_flags, "cxx_flags", "'-O3'"),
@@ -269,16 +269,6 @@ class Loader:
             if archs is None or isinstance(archs, str)
             else as_strings(archs, "archs", "'9.0'"),
         )
-
-    @staticmethod
-    def _check_sources(sources: object) -> tuple[object, ...]:
-        if isinstance(sources, Source):
-            raise TypeError(f"sources: expected a list, got {sources!r}; give [Source(...)].")
-        if isinstance(sources, Iterable) and not isinstance(sources, str | os.PathLike):
-            sources = tuple(sources)
-            as_strings([s for s in sources if not isinstance(s, Source)], "sources", "'kernel.cu'")
-            return sources
-        return as_strings(sources, "sources", "'kernel.cu'")
 
     def _get_slowly(self, key: object, request: Request, on_tick: OnTick = _NO_TICK) -> CudaModule:
         with self._guard_current():

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..machine.memo import Signature
 from ..report import shorten
@@ -93,17 +93,23 @@ def check_name(name: object) -> str:
 
 def as_strings(value: object, argument: str, example: str) -> tuple[str, ...]:
     """A sequence of strings or paths as a tuple of strings."""
-    if isinstance(value, str | os.PathLike):
+    return tuple(map(os.fspath, as_items(value, argument, example)))
+
+
+def as_items(
+    value: object, argument: str, example: str, kinds: tuple[type, ...] = (str, os.PathLike)
+) -> tuple[Any, ...]:
+    """A sequence of objects of these kinds as a tuple."""
+    if isinstance(value, kinds):
+        example = "Source(...)" if isinstance(value, Source) else example
         raise TypeError(f"{argument}: expected a list, got {value!r}; give [{example}].")
     if not isinstance(value, Iterable):
         raise TypeError(f"{argument}: expected a list such as [{example}], got {value!r}.")
-    result: list[str] = []
-    for item in value:
-        text = os.fspath(item) if isinstance(item, str | os.PathLike) else item
-        if not isinstance(text, str):
+    items = tuple(value)
+    for item in items:
+        if not isinstance(item, kinds):
             raise TypeError(f"{argument}: {item!r} is {type(item).__name__}; give strings.")
-        result.append(text)
-    return tuple(result)
+    return items
 
 
 def kernel_files(kernels_dir: Path) -> dict[str, Path]:
@@ -131,7 +137,7 @@ def _of_project(name: str, kernels_dir: Path) -> str:
     return path
 
 
-def resolve_sources(sources: Sequence[object], kernels_dir: Path) -> tuple[str, ...]:
+def resolve_sources(sources: Sequence[Any], kernels_dir: Path) -> tuple[str, ...]:
     """Absolute paths of ``sources``, with the binding of each kernel unless one is given.
 
     A bare file name is looked up in ``kernels_dir`` and its folders; a :class:`~pathlib.Path`, or a
@@ -142,12 +148,9 @@ def resolve_sources(sources: Sequence[object], kernels_dir: Path) -> tuple[str, 
     Raises:
         FileNotFoundError: a source does not exist; similar names are listed.
         ValueError: no source, a directory, a duplicate name, or an unknown suffix.
-        TypeError: an item is neither a string nor a path.
     """
     resolved: list[str] = []
     for item in sources:
-        if not isinstance(item, str | os.PathLike):
-            raise TypeError(f"sources: {item!r} is {type(item).__name__}; give names or paths.")
         text = os.fspath(item)
         bare = isinstance(item, str) and os.path.basename(text) == text
         path = os.path.abspath(_of_project(text, kernels_dir) if bare else text)
