@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,8 +28,8 @@ from jitquant.cli import main
 from jitquant.loader import CacheError, CompileError, Loader, LoaderError, core
 from jitquant.loader.compile import trial
 from jitquant.loader.compile.commands import make_units
-from jitquant.loader.machine import processes
 from jitquant.loader.machine.torch_install import torch_install
+from jitquant.loader.machine.watchdog import Watchdog
 from jitquant.loader.request.plan import Request
 from jitquant.loader.tools import doctor
 
@@ -98,8 +97,7 @@ def test_a_builder_killed_a_hundred_times(tmp_path: Path, monkeypatch: pytest.Mo
     cache = tmp_path / "cache"
     output = tmp_path / "output.txt"
     # One compiler for all, as a script is part of the key.
-    builder_of_shell = 'kill -9 $(cut -d " " -f 4 /proc/$PPID/stat)'
-    monkeypatch.setenv("CXX", compiler(tmp_path, f'[ -z "$KILLS" ] || {builder_of_shell}'))
+    monkeypatch.setenv("CXX", compiler(tmp_path, '[ -z "$KILLS" ] || kill -9 $PPID'))
     assert factor(cache, source) == 3
     counter = mmap.mmap(-1, 8)
 
@@ -201,7 +199,6 @@ import sys, time
 assert time.time() < {before} - 39 * 24 * 3600
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 from pathlib import Path
-from typing import Any
 from loader.toys import new_loader, write_factor
 source = Path({str(source)!r})
 loader = new_loader(Path({str(cache)!r}))
@@ -483,34 +480,27 @@ def test_compilers_end_with_a_builder_that_is_killed(
     wait_for(lambda: not any(map(is_running, started)))
 
 
-def test_a_compiler_ends_with_a_builder_that_is_killed_as_soon_as_it_started_it(
+def test_no_compiler_runs_that_a_killed_builder_could_not_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CXX", compiler(tmp_path, "sleep 3000"))
+    ran = tmp_path / "ran"
+    monkeypatch.setenv("CXX", compiler(tmp_path, f'touch "{ran}"; sleep 3000'))
     source = write_plain(tmp_path / "source")
-    started = tmp_path / "started"
-    start = processes._start
+    killed = tmp_path / "killed"
 
-    def start_and_die(*arguments: Any) -> Any:
-        started.write_text(str(start(*arguments).process.pid))
+    def kill(self: Watchdog, group: int) -> None:
+        killed.write_text(str(group))
         os.kill(os.getpid(), signal.SIGKILL)
 
     def build() -> object:
-        monkeypatch.setattr(processes, "_start", start_and_die)
+        monkeypatch.setattr(Watchdog, "started", kill)
         return new_loader(tmp_path / "cache").get("plain", [source])
 
     builder = fork(build, tmp_path / "output.txt")
     os.waitpid(builder, 0)
-    group = int(started.read_text())
-    wait_for(lambda: not is_group(group))
-
-
-def is_group(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    group = int(killed.read_text())
+    wait_for(lambda: not is_running(group))
+    assert not ran.exists()
 
 
 def test_a_process_that_ignores_the_end_of_its_children_runs_no_compiler(tmp_path: Path) -> None:

@@ -14,24 +14,13 @@ from typing import IO, NamedTuple
 
 from ..errors import LoaderError
 from ..settings import setting
+from .watchdog import Watchdog
 
 _POLL_SECONDS = 0.01
 _ANSWER_SECONDS = 60.0
 _BYTES_PER_JOB = 1 << 30
-#: Runs a command as long as the other end of its stdin is open, which the end of this process
-#: closes: then it kills the process group, so what the command has started, too. A parent-death
-#: signal would come when the thread that builds ends, and reach the command alone.
-_WATCHED = """
-exec 3<&0
-"$@" 3<&- </dev/null & command=$!
-exec 2>/dev/null  # some shells tell of what was killed
-{ read -r _; kill -s KILL 0; } <&3 & watch=$!
-wait $command
-code=$?
-kill -s KILL $watch
-[ $code -le 128 ] || kill -$((code - 128)) $$  # it has ended by this signal
-exit $code
-"""
+#: Starts a command once it is told to, which the end of this process never does.
+_HELD = 'read -r go && exec "$@" </dev/null'
 
 
 class Command(NamedTuple):
@@ -109,31 +98,41 @@ def run_side_by_side(
     waiting = list(commands)
     running: list[_Running] = []
     finished: list[Finished] = []
-    try:
-        while waiting or running:
-            while waiting and may_start(waiting[0]) and slots.acquire(blocking=False):
-                try:
-                    running.append(_start(waiting.pop(0), env, cwd))
-                except BaseException:
-                    slots.release()
-                    raise
-            for item in list(running):
-                if item.process.poll() is not None:
-                    running.remove(item)
-                    slots.release()
-                    finished.append(_finish(item))
-                    if item.process.returncode != 0:
-                        return finished
-            on_tick([item.command.label for item in running])
-            if waiting or running:
-                time.sleep(_POLL_SECONDS)
-        return finished
-    finally:
-        for item in running:
-            kill_group(item.process.pid)
-        for item in running:
-            _finish(item)
-            slots.release()
+    with Watchdog() as watchdog:
+        try:
+            while waiting or running:
+                while waiting and may_start(waiting[0]) and slots.acquire(blocking=False):
+                    command = waiting.pop(0)
+                    try:
+                        running.append(_start(command, env, cwd))
+                    except BaseException:
+                        slots.release()
+                        raise
+                    process = running[-1].process
+                    watchdog.started(process.pid)
+                    assert process.stdin is not None
+                    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+                        stdin.write(b"go\n")
+                for item in list(running):
+                    process = item.process
+                    if process.poll() is not None:
+                        running.remove(item)
+                        slots.release()
+                        watchdog.ended(process.pid)
+                        finished.append(_finish(item))
+                        if process.returncode != 0:
+                            return finished
+                on_tick([item.command.label for item in running])
+                if waiting or running:
+                    time.sleep(_POLL_SECONDS)
+            return finished
+        finally:
+            for item in running:
+                kill_group(item.process.pid)
+            for item in running:
+                item.process.wait()
+                item.output.close()
+                slots.release()
 
 
 def _start(command: Command, env: Mapping[str, str], cwd: Path) -> _Running:
@@ -141,7 +140,7 @@ def _start(command: Command, env: Mapping[str, str], cwd: Path) -> _Running:
     output = open(os.memfd_create(command.label), "w+b", buffering=0)  # noqa: SIM115
     try:
         process = subprocess.Popen(
-            ("/bin/sh", "-c", _WATCHED, "sh", *command.argv),
+            ("/bin/sh", "-c", _HELD, "sh", *command.argv),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -158,7 +157,7 @@ def _start(command: Command, env: Mapping[str, str], cwd: Path) -> _Running:
 
 def _finish(item: _Running) -> Finished:
     took = time.monotonic() - item.started
-    with item.process, item.output as output:
+    with item.output as output:
         output.seek(0)
         text = output.read().decode(errors="replace")
     return Finished(item.command, item.process.returncode, text, took)
