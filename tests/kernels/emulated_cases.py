@@ -649,11 +649,14 @@ def _long() -> Iterator[Sample]:
         yield from _norms(what, y, weight)
         yield from _norms((*what, "added"), y, weight, _finite((3, cols), dtype, 6))
     # More than eight rows for the one multiprocessor of a device, and rows that are rotated first.
-    # Rows of 384 columns are too short for a thread block each, and those of 2048 are not.
+    # Rows of 384 columns are too short for a thread block each; with a residual those of
+    # 2048 are not.
     for dtype in DTYPES:
         how, what = {"granularity": "row"}, (dtype, "long", "many")
-        x, weight = _finite((70, 384), dtype), _finite((384,), dtype, 5)
-        yield _case("rmsnorm_quantize_nvfp4", (*what, 384), (x, weight), **how)
+        for cols, granularity in ((384, "row"), (1744, "row"), (2048, "row"), (2048, "tensor")):
+            args = _finite((70, cols), dtype), _finite((cols,), dtype, 5)
+            way = {"granularity": granularity}
+            yield _case("rmsnorm_quantize_nvfp4", (*what, cols, granularity), args, **way)
         x, weight = _finite((9, 2048), dtype), _finite((2048,), dtype, 5)
         added = _finite((9, 2048), dtype, 6)
         yield _case("rmsnorm_quantize_nvfp4", (*what, 2048), (x, weight), residual=added, **how)
