@@ -174,13 +174,22 @@ class Scaled(NamedTuple):
 QUANTIZE = Scaled(
     sources.PLAIN,
     product("quantize_fp8", sources.PLAIN, SCALED, module="quantize_fp8", **BUFFERS),
-    product("quantize_fp8_from_amax", sources.PLAIN, FROM_AMAX, module="quantize_fp8", **BUFFERS),
+    product(
+        "quantize_fp8_from_amax",
+        sources.PLAIN,
+        FROM_AMAX,
+        module="quantize_fp8",
+        has_into=False,
+        **BUFFERS,
+    ),
 )
 _SILU = "swiglu_quantize"
 SWIGLU = Scaled(
     sources.SWIGLU,
     product(f"{_SILU}_fp8", sources.SWIGLU, SCALED, module=_SILU, **BUFFERS),
-    product(f"{_SILU}_fp8_from_amax", sources.SWIGLU, FROM_AMAX, module=_SILU, **BUFFERS),
+    product(
+        f"{_SILU}_fp8_from_amax", sources.SWIGLU, FROM_AMAX, module=_SILU, has_into=False, **BUFFERS
+    ),
 )
 ROTATED = Scaled(
     sources.ROTATED,

@@ -223,6 +223,7 @@ def family_of(
     module = computed[0]
     common = {"maker": _MAKER, "others": ("gsa", "gsa_value", "divisor", "granularity")}
     rest: dict[str, Any] = {"module": module, "part": part, **common}
+    rare: dict[str, Any] = {**rest, "has_into": False}
     return Family(
         source,
         product(name, source, COMPUTED, function=computed[1], **rest),
@@ -238,9 +239,9 @@ def family_of(
             f"{name}_from_amax",
             normalized or source,
             FROM_MAXIMA if normalized else FROM_AMAX,
-            **rest,
+            **rare,
         ),
-        product(name.replace("_quantize_nvfp4", "_amax"), source, MAXIMA, **rest)
+        product(name.replace("_quantize_nvfp4", "_amax"), source, MAXIMA, **rare)
         if normalized
         else None,
     )

@@ -337,6 +337,7 @@ ROTATED_AMAX = Op(
     accepts={"x": Values(), **_ROTATION},
     part=_part_for_amax,
     choices={"rotate": ROTATIONS, "granularity": GRANULARITIES},
+    has_into=False,
 )
 QUANTIZE = Op(
     "quantize_nvfp4_recipe",
@@ -354,6 +355,7 @@ QUANTIZE = Op(
         **_CHOICES,
     },
     maker=_MAKER,
+    has_into=False,
 )
 BOTH_AMAX = Op(
     "nvfp4_both_amax",
@@ -364,6 +366,7 @@ BOTH_AMAX = Op(
     accepts={"x": MATRIX, "signs": SIGNS},
     part=_part_for_amax,
     choices={"rotate": ROTATIONS[:2]},
+    has_into=False,
 )
 QUANTIZE_BOTH = Op(
     "quantize_nvfp4_both",
@@ -375,6 +378,7 @@ QUANTIZE_BOTH = Op(
     part=_part_by_rule,
     choices={**_CHOICES, "block": WEIGHT_BLOCKS, "select": SELECTS, "rotate": ROTATIONS[:2]},
     maker=_MAKER,
+    has_into=False,
 )
 QUANTIZE_MXFP4 = Op(
     "quantize_mxfp4",
@@ -385,6 +389,7 @@ QUANTIZE_MXFP4 = Op(
     accepts={"x": Values(), **_ROTATION},
     part=_part,
     choices={"scaling": MXFP4_SCALINGS, **_CHOICES},
+    has_into=False,
 )
 DEQUANTIZE_MXFP4 = Op(
     "dequantize_mxfp4",
@@ -395,6 +400,7 @@ DEQUANTIZE_MXFP4 = Op(
     accepts={"dtype": OUTPUT},
     part=lambda dtype: _part_of(dtype or torch.bfloat16, "none"),
     choices={"scale_layout": SCALE_LAYOUTS},
+    has_into=False,
 )
 
 
