@@ -142,9 +142,14 @@ def _layers() -> list[Sample]:
         (1, 2, 3, 80, 48, "any"),
         (1, 5, 6, 256, 256, "absent"),
         (1, 2, 3, 32, 16, "none"),
+        (2, 3, 4, 512, 256, "any"),
+        (3, 5, 6, 256, 256, "absent"),
+        (4, 2, 3, 80, 48, "one"),
+        (2, 2, 3, 32, 16, "none"),
         (5, 2, 7, 256, 256, "any"),
         (11, 2, 3, 80, 48, "one"),
         (4, 3, 4, 64, 32, "absent"),
+        (6, 3, 4, 64, 32, "absent"),
         (17, 2, 5, 48, 32, "absent"),  # more pairs than one warp sorts
         (32, 1, 3, 48, 32, "one"),  # and as many
         (0, 2, 3, 32, 16, "any"),
@@ -185,7 +190,7 @@ def more_experts() -> list[Sample]:
     return [
         *(
             Sample("nvfp4_experts", f"deep-{r}-{d}", lambda v, r=r, d=d: deep(v, r, d), exact=False)
-            for r in (1, 3)
+            for r in (1, 5)
             for d in DTYPES
         ),
         *(

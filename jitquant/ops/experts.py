@@ -153,8 +153,11 @@ def _plan_experts(
 _FEW_ROWS, _ROWS_OF_TALL, _PAIRS_AT_ONCE, _MOST_TILED = 32, 64, 1024, 1 << 28
 #: From so many rows per expert on tiles multiply all of them.
 _ROWS_OF_TILES = 9
+#: Rows of a layer that are not sorted, and how many weights the experts of one have then at most,
+#: unless it is the only one.
+_MOST_UNSORTED, _MOST_UNSORTED_WEIGHTS = 4, 1 << 26
 #: What kernels are for, and the number that asks for them (expert_tiles.cuh).
-_ONE_ROW, _BUNDLED, _TILED, _TALL, _LAYER, _TO_OWN, _TO_FLOAT = 1, 2, 4, 8, 16, 32, 64
+_UNSORTED, _BUNDLED, _TILED, _TALL, _LAYER, _TO_OWN, _TO_FLOAT = 1, 2, 4, 8, 16, 32, 64
 _FEW = _BUNDLED | _LAYER | _TO_OWN | _TO_FLOAT
 
 
@@ -187,15 +190,17 @@ def _part_of_layer(
     if of is None:
         return of
     cols = math.gcd(_cols_of(gate_up_fp4), _cols_of(down_fp4))
-    if rows == 1:
-        return _with(of, "one_row", _ONE_ROW | _LAYER, cols % SEGMENT == 0)
+    weights = CODES_PER_BYTE * (gate_up_fp4.shape[1:].numel() + down_fp4.shape[1:].numel())
+    few = weights * topk_ids.shape[-1:].numel() <= _MOST_UNSORTED_WEIGHTS
+    if rows == 1 or (few and 1 < rows <= _MOST_UNSORTED):
+        return _with(of, "unsorted_rows", _UNSORTED | _LAYER, cols % SEGMENT == 0)
     if rows <= _FEW_ROWS:
         return _with(of, "few_rows", _FEW, cols % SEGMENT == 0)
     pairs, count = rows * topk_ids.shape[-1:].numel(), gate_up_fp4.shape[:1].numel()
     is_tall = pairs > _ROWS_OF_TALL * count
-    # Of more, one row may be left to multiply alone.
+    # Of more, so few rows may be left that they are not sorted.
     at_once = pairs * down_fp4.shape[1:2].numel() <= _MOST_TILED
-    more = ("more_rows", _ONE_ROW | _BUNDLED | _TILED | _LAYER)
+    more = ("more_rows", _UNSORTED | _BUNDLED | _TILED | _LAYER)
     if at_once and pairs >= _ROWS_OF_TILES * count and in_tiles(x, cols):
         if is_tall:
             return _with(of, "many_rows_in_tiles", _TILED | _TALL | _LAYER)
@@ -354,18 +359,20 @@ def nvfp4_experts(
     ``y[t] = sum over j of topk_weights[t, j] * down[e](silu(gate[e](x[t])) * up[e](x[t]))`` with
     ``e = topk_ids[t, j]``. Products are exact and summed in fp32; ``silu(gate) * up`` is computed
     in fp32 and rounded to x's dtype; the weighted sum is in fp32, and rounded once. A call gives
-    the same bits every time. The order of sums depends on the sizes, on whether T is 1, and on
-    whether an expert has more than two rows and more than 16.
+    the same bits every time. The order of sums depends on the sizes, on whether T is 1 or at most 4
+    (below), and on whether an expert has more than two rows and more than 16.
 
-    On a GPU (compute capability 8.0 or newer) one row takes two launches, and up to 2048 pairs of a
-    row and an expert three (1024 pairs if thread blocks have less than 160 KiB of shared memory).
-    They read only the weights of experts that have rows, as they are stored, and decode them again
-    for every 8 rows. On Hopper with H and I multiples of 64, if there are more than 32 rows, three
-    more launches sort the pairs and multiply those of experts with more than 16, decoding a weight
-    for every 64 to 256 rows. With 9 pairs per expert or more than 2048, they take all experts. The
-    GPU sorts the rows, so the call does not synchronize and can be captured. Besides the result, a
-    call of several rows allocates scratch: the sorted rows, the activations, and the products of
-    each pair in float32, for at most 2^27 elements of these at a time.
+    On a GPU (compute capability 8.0 or newer) one row takes two launches. So do up to 4 rows if the
+    k experts of each have at most 2^26 weights; each row then reads its experts itself. Up to 2048
+    pairs of a row and an expert take three launches (1024 pairs if thread blocks have less than 160
+    KiB of shared memory), which decode an expert's weights again for every 8 rows. Only weights of
+    experts that have rows are read, as they are stored. On Hopper with H and I multiples of 64, if
+    there are more than 32 rows, three more launches sort the pairs and multiply those of experts
+    with more than 16, decoding a weight for every 64 to 256 rows. With 9 pairs per expert or more
+    than 2048, they take all experts. The GPU sorts the rows, so the call does not synchronize and
+    can be captured. Besides the result, a call allocates scratch: the activations and, if rows are
+    sorted, these rows and the products of each pair in float32, for at most 2^27 elements of these
+    at a time.
 
     Args:
         x: (T, H), bfloat16 or float16, the last dimension contiguous.

@@ -33,13 +33,15 @@ struct BundleRouting {
   const void* offsets;
   const void* ids;
   bool wide;
-  int count;       // by offsets: rows; by ids: pairs of a row and one of its experts
+  int count;       // by offsets: rows; by ids: pairs of a row and one of its experts, of each row
+                   // apart if rows are not sorted
   int64_t before;  // rows before the first one of this launch
   int experts, top_k;
   bool of_tokens;  // a row of x serves top_k pairs
   int most;        // rows of an expert, if this launch multiplies them
   uint4* tables;   // in global memory, or null: if is_sorted, what an earlier launch of the same
   bool is_sorted;  // rows has stored there, else where to store it
+  int tokens;      // rows that are not sorted but divide the blocks, else 1
 };
 
 JITQUANT_HD int most_bundles(int count, int experts) {
@@ -208,23 +210,33 @@ __device__ __forceinline__ void route(const BundleRouting& r, const BundleTables
 struct TileRange {
   int begin, end;
 };
-// The share of a block: the number of its first part of `all`, at its place, and of the next
-// block's. 32-bit division only, as nothing hides its latency.
-__device__ __forceinline__ TileRange share_of_block(uint32_t all) {
-  const uint32_t share = all / gridDim.x, rest = all - share * gridDim.x, block = blockIdx.x;
+// The share of one of `blocks` blocks: the number of its first part of `all`, at its place, and of
+// the next block's. 32-bit division only, as nothing hides its latency.
+__device__ __forceinline__ TileRange share_of_block(uint32_t all, uint32_t block, uint32_t blocks) {
+  const uint32_t share = all / blocks, rest = all - share * blocks;
   const uint32_t begin = block * share + min(block, rest);
   return {static_cast<int>(begin), static_cast<int>(begin + share + (block < rest ? 1 : 0))};
 }
+// The token of a block, where tokens divide the blocks of a grid: each has as many of them.
+struct BlockToken {
+  uint32_t blocks, token;
+
+  __device__ __forceinline__ explicit BlockToken(int tokens)
+      : blocks(gridDim.x / tokens), token(blockIdx.x / blocks) {}
+  __device__ __forceinline__ TileRange share(uint32_t tiles) const {
+    return share_of_block(tiles, blockIdx.x - token * blocks, blocks);
+  }
+};
 // The tiles of a block. All blocks get the same estimated time: if kEither, tiles of experts with
 // at most two rows, which come first, cost less than others.
 template <bool kEither>
 __device__ __forceinline__ TileRange tiles_of_block(const BundleTables& t, int tiles) {
   const uint32_t all = t.total[0] * tiles;
   if constexpr (!kEither) {
-    return share_of_block(all);
+    return share_of_block(all, blockIdx.x, gridDim.x);
   } else {
     const uint32_t few = t.total[2] * tiles, first = few * kTwoCost;
-    const TileRange costs = share_of_block(first + (all - few) * kEightCost);
+    const TileRange costs = share_of_block(first + (all - few) * kEightCost, blockIdx.x, gridDim.x);
     const auto tile_at = [&](uint32_t at) {
       return static_cast<int>(at < first ? at / kTwoCost : few + (at - first) / kEightCost);
     };

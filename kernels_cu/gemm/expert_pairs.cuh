@@ -1,4 +1,4 @@
-// The second product of one token, with the sum over its experts.
+// The second product of few tokens, with the sum over the experts of each.
 #pragma once
 
 #include "expert_plan.cuh"
@@ -67,6 +67,7 @@ struct PairJob {
   float* gsas;           // of their experts, unless every row has its own
   float* sums;
   int top_k, k_units;
+  uint32_t token;  // of the block
   void* out;
   DType dtype;
 
@@ -75,7 +76,9 @@ struct PairJob {
   __device__ __forceinline__ PairRows rows(int pass) const {
     const int one = unit(pass) / k_units * 2, two = one + 1;
     const bool has_one = places.expert(one) >= 0, has_two = places.expert(two) >= 0;
-    return {has_one ? one : has_two ? two : kNoRow, has_two ? two : has_one ? one : kNoRow};
+    if (!has_one && !has_two) return {kNoRow, kNoRow};
+    const int first = static_cast<int>(token) * top_k;
+    return {first + (has_one ? one : two), first + (has_two ? two : one)};
   }
 
   __device__ __forceinline__ float request_gsa() const {
@@ -124,7 +127,7 @@ struct PairJob {
       }
       y = add_rn(y, __shfl_xor_sync(~0u, y, 8));
       y = add_rn(y, __shfl_xor_sync(~0u, y, 16));
-      if (lane < 8) store_element(out, dtype, n, y);
+      if (lane < 8) store_element(out, dtype, static_cast<int64_t>(token) * w.rows + n, y);
     }
   }
 };
@@ -144,13 +147,15 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   unsigned char* const after_rings = tiles + warps * (plan.stages * kStage + kHeldX);
   const int top_k = routing.count, k_units = (w.cols + kUnit - 1) / kUnit;
 
-  const TileRange own = share_of_block(w.rows / 8);
+  const BlockToken token(routing.tokens);
+  const TileRange own = token.share(w.rows / 8);
   if (thread_index() == 0) begin_block(own);
   wait_for_previous();
   let_next_begin();
   for (int i = thread_index(); i < top_k; i += thread_count()) {
-    ids[i] = expert_of(routing, i);
-    weights_of_choices[i] = float_at(choice_weights, weights_dtype, i);
+    const int pair = static_cast<int>(token.token) * top_k + i;
+    ids[i] = expert_of(routing, pair);
+    weights_of_choices[i] = float_at(choice_weights, weights_dtype, pair);
   }
   __syncthreads();
   const OwnWords words(after_rings + plan.words_at);
@@ -160,11 +165,12 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
 
   constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
   constexpr LinearWay kWay = kAfter ? LinearWay::kTwoRows : LinearWay::kEightRows;
-  const PairJob<Input> job = {places, w,
-                              plan,   weights_of_choices,
-                              gsas,   reinterpret_cast<float*>(after_rings + plan.sums_at),
-                              top_k,  k_units,
-                              out,    dtype};
+  const PairJob<Input> job = {places,      w,
+                              plan,        weights_of_choices,
+                              gsas,        reinterpret_cast<float*>(after_rings + plan.sums_at),
+                              top_k,       k_units,
+                              token.token, out,
+                              dtype};
   multiply_own_tiles<Input, kWay, kAligned>(weights, ring, words, x, plan, after_rings, job);
 }
 
@@ -178,7 +184,8 @@ cudaError_t launch_one_down(const ExpertWeights& w, const LinearOperand& x,
   const bool aligned = is_aligned<Input>(w, x);
   const int units = (routing.count + 1) / 2 * ((w.cols + kUnit - 1) / kUnit);
   BlockShape shape = {};
-  if (!plan_shape(shape, units, w.rows / 8, {4 * kPairSums, 4 * kPairSums}, aligned, 0)) {
+  if (!plan_shape(shape, routing.tokens, units, w.rows / 8, {4 * kPairSums, 4 * kPairSums}, aligned,
+                  0)) {
     return cudaErrorInvalidConfiguration;
   }
   plan_steps(shape, w, 8);

@@ -19,10 +19,11 @@ struct SumBytes {
   int two, eight;
 };
 
-// Plans a block with `units` side by side. `tiles` is the total of tiles, or 0 if unknown.
-bool plan_shape(BlockShape& shape, int units, int64_t tiles, SumBytes sums, bool turned,
+// Plans a block with `units` side by side, if blocks are divided among `tokens` tokens. `tiles` is
+// how many tiles a token has, or 0 if unknown.
+bool plan_shape(BlockShape& shape, int tokens, int units, int64_t tiles, SumBytes sums, bool turned,
                 int tables) {
-  const int sms = sm_count();
+  const int sms = sm_count() < tokens ? 1 : sm_count() / tokens;
   const int64_t most_shared = most_shared_bytes() - 1024;
   const auto fits = [&](int most_warps, int stages) {
     ExpertPlan& plan = shape.plan;
@@ -59,7 +60,8 @@ bool plan_shape(BlockShape& shape, int units, int64_t tiles, SumBytes sums, bool
     plan.tables_at = static_cast<int>(plan.words_at + words);
     shape.shared = ring + plan.tables_at + tables;
     shape.grid =
-        tiles > 0 && tiles < sms * shape.beside ? (tiles + shape.beside - 1) / shape.beside : sms;
+        tokens *
+        (tiles > 0 && tiles < sms * shape.beside ? (tiles + shape.beside - 1) / shape.beside : sms);
     return true;
   };
   return fits(kMostWarps, kManyStages) || fits(kMostWarps, kFewStages) ||

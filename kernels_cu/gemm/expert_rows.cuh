@@ -1,4 +1,5 @@
-// The product of rows, sorted by expert or of one token, with the weights of their experts.
+// The product of rows with the weights of their experts: of sorted rows, or of few tokens, among
+// which blocks are divided.
 #pragma once
 
 #include "expert_plan.cuh"
@@ -50,10 +51,11 @@ struct BundleJob {
   const ExpertPlan& plan;
   const BundleTables& tables;
   float* sums;
+  uint32_t token;  // of the block, if kOneToken
 
-  // If kOneToken, the only row of x.
+  // If kOneToken, the block's row of x.
   __device__ __forceinline__ Bundle bundle() const {
-    return kOneToken ? Bundle{0, 1u << 1 | 1u} : tables.bundles[block_words().bundle];
+    return kOneToken ? Bundle{0, token << 5 | 1u << 1 | 1u} : tables.bundles[block_words().bundle];
   }
   __device__ __forceinline__ int unit(int pass) const {
     return pass * (blockDim.x >> 5) + (threadIdx.x >> 5);
@@ -142,6 +144,7 @@ struct BundleJob {
         tile -= out_row * layout.tiles;
         expert = tables.bundles[out_row].expert;
         if (expert < 0) continue;
+        out_row += static_cast<int>(token) * routing.count;
       }
       const bool there = row < rows_here;
       const int half = layout.tile_rows == kTile ? n : n & 7;
@@ -182,13 +185,15 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   float* const sums = reinterpret_cast<float*>(after_rings + plan.sums_at);
 
   using Job = BundleJob<Input, kOneToken>;
+  const BlockToken token(kOneToken ? routing.tokens : 1);
   TileRange own = {};
-  if constexpr (kOneToken) own = share_of_block(routing.count * layout.tiles);
+  if constexpr (kOneToken) own = token.share(routing.count * layout.tiles);
   wait_for_previous();
   let_next_begin();
   if constexpr (kOneToken) {
     for (int i = thread_index(); i < routing.count; i += thread_count()) {
-      tables.bundles[i] = {expert_of(routing, i), 1u << 1 | 1u};
+      const int expert = expert_of(routing, static_cast<int>(token.token) * routing.count + i);
+      tables.bundles[i] = {expert, 1u << 1 | 1u};
     }
   } else {
     route(routing, tables, tiles);  // the rings are not in use yet
@@ -206,7 +211,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   weights.template next<0>(ring.at);
 
   constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
-  const Job job = {w, layout, routing, to, plan, tables, sums};
+  const Job job = {w, layout, routing, to, plan, tables, sums, token.token};
   if constexpr (kOneToken) {
     constexpr LinearWay kWay = kAfter ? LinearWay::kTwoRows : LinearWay::kEightRows;
     multiply_own_tiles<Input, kWay, kAligned>(weights, ring, words, x, plan, after_rings, job);
@@ -265,8 +270,9 @@ cudaError_t launch_bundles(const ExpertWeights& w, const LinearOperand& x,
                          4 * (kOneToken && kAfter ? Two::kSums : Eight::kSums)};
   const bool turned = aligned && !LinearInput<Input>::kCodes;
   BlockShape shape = {};
-  if (!plan_shape(shape, units, kOneToken ? static_cast<int64_t>(routing.count) * layout.tiles : 0,
-                  sums, turned, table_bytes(routing.count, routing.experts))) {
+  const int64_t tiles = kOneToken ? static_cast<int64_t>(routing.count) * layout.tiles : 0;
+  if (!plan_shape(shape, routing.tokens, units, tiles, sums, turned,
+                  table_bytes(routing.count, routing.experts))) {
     return cudaErrorInvalidConfiguration;
   }
   plan_steps(shape, w, layout.tile_rows);

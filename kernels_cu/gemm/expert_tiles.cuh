@@ -39,12 +39,12 @@ constexpr int kBand = 16;
 template <class Shape>
 constexpr int kBoxRows = Shape::kRows / 4 < 32 ? 32 : Shape::kRows / 4;  // copied at once
 
-// Kernels for: a layer of one row; several rows, by bundles and by tiles, of which tall ones are
-// for many rows per expert; what a layer has beside its products; and products of rows sorted by
-// expert, by tiles with results in x's dtype and in fp32. -DJITQUANT_EXPERTS=<sum> builds a library
-// with some of them, which compiles faster.
+// Kernels for: a layer of few rows that are not sorted; more rows, by bundles and by tiles, of
+// which tall ones are for many rows per expert; what a layer has beside its products; and products
+// of rows sorted by expert, by tiles with results in x's dtype and in fp32.
+// -DJITQUANT_EXPERTS=<sum> builds a library with some of them, which compiles faster.
 enum Has : int {
-  kOneRow = 1,
+  kUnsorted = 1,
   kBundled = 2,
   kTiled = 4,
   kTall = 8,

@@ -9,15 +9,16 @@
 //
 // A block takes a contiguous range of the tiles of all bundles, so that it meets few bundles and
 // few blocks read each weight. Every block of the first product sorts the rows by expert itself,
-// and one stores the order for the second product (expert_bundles.cuh). If a layer has only one
-// row, it needs no sorting: all its experts have the same x. Then the tiles of the second product
-// hold pairs of experts, and the sum over experts needs no launch of its own (expert_pairs.cuh).
+// and one stores the order for the second product (expert_bundles.cuh). A layer of one row, or of
+// few rows with small experts, sorts nothing: blocks are divided among the rows, so that all
+// experts of a block have the same x. Then the tiles of the second product hold pairs of experts,
+// and the sum over experts needs no launch of its own (expert_pairs.cuh).
 //
 // Experts with many rows are multiplied by the kernels of expert_tiles.cuh, on compute capability
 // 9.0.
 //
 // Sums are in fp32. Their order depends on k, on whether an expert has at most two rows (except in
-// fp16), on whether it has many, and on whether there is only one row in all.
+// fp16), on whether it has many, and on whether rows are sorted at all.
 #include "expert_pairs.cuh"
 #include "expert_rows.cuh"
 #include "expert_tiles.cuh"
@@ -76,6 +77,17 @@ __global__ void __launch_bounds__(kSumThreads)
 #ifndef __CUDACC_RTC__
 namespace {
 
+// Rows of a layer that are not sorted, if the experts of one have at most so many weights. Then
+// sorting would take longer than to read the weights of an expert again that two rows share.
+constexpr int kMostUnsorted = 4;
+constexpr int64_t kMostUnsortedWeights = int64_t{1} << 26;
+
+bool sorts(const ExpertWeights& up, const ExpertWeights& down, int64_t rows, int top_k) {
+  const int64_t weights =
+      static_cast<int64_t>(up.rows) * up.cols + static_cast<int64_t>(down.rows) * down.cols;
+  return rows > 1 && (rows > kMostUnsorted || weights * top_k > kMostUnsortedWeights);
+}
+
 // Experts with more rows are multiplied by the tile kernels of expert_tiles.cuh, on devices that
 // have them.
 constexpr int kMostOfBundles = 16;
@@ -130,7 +142,7 @@ cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const
     if (x.scales != nullptr) part.scales = x.scales + first * blocks;
     const BundleRouting routing = {given.offsets, nullptr,   given.wide, static_cast<int>(rows),
                                    first,         w.experts, 1,          false,
-                                   most,          nullptr,   false};
+                                   most,          nullptr,   false,      1};
     const BundleOutput output = {static_cast<uint8_t*>(to.out) + first * out_bytes,
                                  to.dtype,
                                  w.rows,
@@ -198,7 +210,7 @@ ExpertScratch expert_scratch(const ExpertWeights& up, const ExpertWeights& down,
     const int sorted = table_bytes(static_cast<int>(pairs), up.experts) / 4;
     scratch.activations = floats_of(pairs * down.cols) + sorted;
   }
-  if (x.rows > 1) scratch.partials = pairs * down.rows;
+  if (sorts(up, down, x.rows, top_k)) scratch.partials = pairs * down.rows;
   if (way != LayerWay::kBundles) {
     scratch.sorted =
         floats_of(pairs * up.cols) + floats_of(pairs * down.cols) + up.experts + 1 + pairs;
@@ -265,7 +277,8 @@ cudaError_t launch_layer(const ExpertLayer& requested, const LinearOperand& x, f
         true,
         way == LayerWay::kBundles ? std::numeric_limits<int>::max() : kMostOfBundles,
         reinterpret_cast<uint4*>(layer.activations + floats_of(pairs * down.cols)),
-        false};
+        false,
+        1};
     BundleOutput between = {layer.activations, x.dtype, down.cols, true, nullptr, 0, {}};
     // Bulk prefetches need this alignment.
     if (down.cols % kSegment == 0 && apart_by_16(down.codes, 0) && apart_by_16(down.scales, 0)) {
@@ -273,9 +286,10 @@ cudaError_t launch_layer(const ExpertLayer& requested, const LinearOperand& x, f
     }
     LinearOperand h = {layer.activations, nullptr, x.dtype, down.cols, pairs, down.cols};
 
-    if (rows == 1) {
+    if (!sorts(up, down, rows, top_k)) {
+      routing.count = top_k, routing.tokens = static_cast<int>(rows);
       cudaError_t error = kLacksKernels;
-      if constexpr (has(kOneRow)) {
+      if constexpr (has(kUnsorted)) {
         error = launch_bundles<Input, true>(up, part, routing, between, stream);
         if (error == cudaSuccess) error = launch_one_down<Input>(down, h, routing, own, stream);
       }

@@ -135,7 +135,7 @@ def test_random_layers_against_float64(seed: int) -> None:
         hidden = choose.choice([32, 48, 256, 1040, 2048])
         inter = choose.choice([16, 48, 256, 768, 1408])
         top_k = choose.choice([1, 2, 3])
-        rows = choose.choice([1, 1, 2, 7, 33, 130])
+        rows = choose.choice([1, 2, 4, 7, 33, 130])
         up = _weights(experts, 2 * inter, hidden, trial, choose.random() < 0.5)
         down = _weights(experts, hidden, inter, trial + 1, choose.random() < 0.5)
         kind = choose.choice(["any", "any", "one", "absent", "none"])
@@ -154,7 +154,7 @@ def test_layers_of_models(experts: int, hidden: int, inter: int) -> None:
         _weights(experts, 2 * inter, hidden, 1),
         _weights(experts, hidden, inter, 2, rows=True),
     )
-    for rows, kind in ((1, "any"), (2, "any"), (8, "any"), (64, "any"), (64, "one")):
+    for rows, kind in ((1, "any"), (2, "any"), (4, "one"), (8, "any"), (64, "any"), (64, "one")):
         ids = routed(rows, 8, experts, kind).cuda()
         _check_layer(torch.randn(rows, hidden, device="cuda").bfloat16(), up, down, ids)
 
@@ -200,7 +200,13 @@ def test_layers_of_more_pairs_than_one_set_of_tiles_takes() -> None:
 def test_launches_that_are_captured_and_never_waited_for() -> None:
     up, down = _weights(8, 512, 1024), _weights(8, 1024, 256)
     hopper = torch.cuda.get_device_capability() == (9, 0)
-    cases = ((1, 3, 2), (5, 3, 3), (33, 2, 6 if hopper else 3), (40, 3, 4 if hopper else 3))
+    cases = (
+        (1, 3, 2),
+        (4, 3, 2),
+        (5, 3, 3),
+        (33, 2, 6 if hopper else 3),
+        (40, 3, 4 if hopper else 3),
+    )
     for rows, top_k, launches in cases:
         x = torch.randn(rows, 1024, device="cuda").bfloat16()
         ids, weights = routed(rows, top_k, 8, "any").cuda(), torch.rand(rows, top_k, device="cuda")
@@ -228,7 +234,7 @@ def test_launches_that_are_captured_and_never_waited_for() -> None:
 @pytest.mark.parametrize("kind", ["any", "one"])
 def test_the_same_bits_each_time(kind: str) -> None:
     up, down = _weights(16, 1536, 2048), _weights(16, 2048, 768)
-    for rows in (1, 3, 40, 300):
+    for rows in (1, 3, 7, 40, 300):
         x, ids = torch.randn(rows, 2048, device="cuda").bfloat16(), routed(rows, 8, 16, kind).cuda()
         weights = torch.rand(rows, 8, device="cuda")
         first = jitquant.nvfp4_experts(x, up, down, ids, weights)
@@ -250,7 +256,7 @@ def test_weights_of_experts_without_rows_change_nothing() -> None:
 def test_ids_that_the_kernel_before_writes() -> None:
     """Each launch reads them after its own wait."""
     up, down = _weights(64, 512, 512), _weights(64, 512, 256)
-    for rows in (1, 9, 400):
+    for rows in (1, 4, 9, 400):
         x = torch.randn(rows, 512, device="cuda").bfloat16()
         weights = torch.rand(rows, 4, device="cuda")
         routings = [routed(rows, 4, 64, "any", seed).cuda() for seed in range(20)]
