@@ -275,7 +275,10 @@ constexpr int kMostRowLaneCols = 768;
 template <bool kNorm, class T>
 int lane_blocks(int64_t width) {
   const auto lanes = [&](int blocks) { return int64_t{1} << row_lanes_log2(blocks, width); };
-  if (sizeof(T) == 4) return width <= (kNorm ? 32 : 64) ? kNorm ? 1 : 2 : 0;
+  if (sizeof(T) == 4) {
+    constexpr int kBlocks = kNorm ? 1 : 2;
+    return width <= 32 * kBlocks ? kBlocks : 0;
+  }
   if (width > (kNorm ? 128 : 96)) return 0;
   if (!kNorm) return lanes(2) <= 32 && 2 * lanes(2) == width ? 2 : 4;
   if (width > 64) return width > 96 ? 4 : 3;
@@ -286,10 +289,12 @@ template <bool kNorm, class T, class F>
 auto with_lane_blocks(int blocks, F&& f) {
   if constexpr (sizeof(T) == 4) {
     return f(Constant<kNorm ? 1 : 2>());
-  } else if constexpr (kNorm) {
-    if (blocks == 3) return f(Constant<3>());
+  } else {
+    if constexpr (kNorm) {
+      if (blocks == 3) return f(Constant<3>());
+    }
+    return blocks == 4 ? f(Constant<4>()) : f(Constant<2>());
   }
-  if constexpr (sizeof(T) == 2) return blocks == 4 ? f(Constant<4>()) : f(Constant<2>());
 }
 
 template <bool kNorm, class T, int kBlocks>
