@@ -31,14 +31,20 @@ bool plan_shape(BlockShape& shape, int tokens, int units, int64_t tiles, SumByte
     plan.passes = (units + most_warps - 1) / most_warps;
     shape.along = (units + plan.passes - 1) / plan.passes;
     shape.beside = tiles > 0 ? 1 : most_warps / shape.along;
-    // As many tiles side by side as take no longer than one after another.
+    // As many tiles side by side as take little longer than one after another: with few warps, the
+    // latencies of decoding are not hidden.
     const auto rounds = [&](int64_t beside) {
       const int64_t own = (tiles + sms - 1) / sms;
       return (own + beside - 1) / beside * beside;
     };
     if (tiles > 0) {
-      for (int more = 2; more * shape.along <= most_warps && more <= tiles; ++more) {
-        if (rounds(more) <= rounds(shape.beside)) shape.beside = more;
+      const int64_t most = most_warps / shape.along < tiles ? most_warps / shape.along : tiles;
+      int64_t least = rounds(1);
+      for (int more = 2; more <= most; ++more) {
+        if (rounds(more) < least) least = rounds(more);
+      }
+      for (int more = 2; more <= most; ++more) {
+        if (7 * rounds(more) <= 8 * least) shape.beside = more;
       }
     }
     const int warps = shape.along * shape.beside;

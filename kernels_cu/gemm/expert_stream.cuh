@@ -163,8 +163,8 @@ class TileStream {
       if constexpr (kAligned) {
         copy<kWhich>(stage);
       } else {
-        load_parts(
-            stage, cols_ - begin, [&](int row) { return there(row); },
+        copy_parts(
+            stage, cols_, cols_ - begin, [&](int row) { return there(row); },
             [&](int row) { return codes_at(row) + kWhich * kSegment / 2; },
             [&](int row) { return scales_at(row) + kWhich * (kSegment / 16); });
       }

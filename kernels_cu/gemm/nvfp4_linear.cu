@@ -173,8 +173,8 @@ class WeightStream {
     const int begin = k_ + which * kSegment;
     if (row_ >= w_.rows || begin >= w_.cols) return;
     if constexpr (!kAligned) {
-      load_parts(
-          stage, w_.cols - begin, [&](int row) { return row_ + row < w_.rows; },
+      copy_parts(
+          stage, w_.cols, w_.cols - begin, [&](int row) { return row_ + row < w_.rows; },
           [&](int row) { return codes_at(row_ + row, begin); },
           [&](int row) { return scales_at(row_ + row, begin); });
     } else {

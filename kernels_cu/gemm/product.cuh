@@ -57,6 +57,19 @@ __device__ __forceinline__ void copy_16(Shared to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                : "memory");
 }
+// Of 4, 8 or 16 bytes, or stores zeros if not `there`. `from` has to be readable even so.
+template <int kBytes>
+__device__ __forceinline__ void copy_or_zero(Shared to, const void* from, bool there) {
+  const int bytes = there ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes),
+                 "r"(bytes)
+                 : "memory");
+  }
+}
 __device__ __forceinline__ void load_16(Shared from, uint32_t* words) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -91,6 +104,10 @@ __device__ __forceinline__ Shared shared_at(void* p) {
 __device__ __forceinline__ void copy_16(Shared to, const void* from) {
   __pipeline_memcpy_async(to, from, 16);
 }
+template <int kBytes>
+__device__ __forceinline__ void copy_or_zero(Shared to, const void* from, bool there) {
+  __pipeline_memcpy_async(to, from, kBytes, there ? 0 : kBytes);
+}
 __device__ __forceinline__ void load_16(Shared from, uint32_t* words) {
   load_words<4>(from, words);
 }
@@ -108,21 +125,42 @@ __device__ __forceinline__ void store_4(Shared to, uint32_t word) {
 }
 #endif
 
-// Loads the rows of a stage that 16-byte copies cannot handle: those with there(row), from
-// codes_at(row) and scales_at(row) on. What is beyond the first `left` columns is zero.
+// Starts to copy the rows of a stage that whole segments cannot be copied from: those with
+// there(row), from codes_at(row) and scales_at(row) on, of a weight with `cols` columns. What is
+// beyond the first `left` of them is zero. Scales that are in no whole words are not copied but
+// loaded at once.
 template <class There, class CodesAt, class ScalesAt>
-__device__ __forceinline__ void load_parts(Shared stage, int left, const There& there,
+__device__ __forceinline__ void copy_parts(Shared stage, int cols, int left, const There& there,
                                            const CodesAt& codes_at, const ScalesAt& scales_at) {
+  const auto apart_by = [](const uint8_t* first, int row_bytes, int bytes) {
+    return (reinterpret_cast<uintptr_t>(first) | row_bytes) % bytes == 0;
+  };
   const int lane = threadIdx.x & 31;
-#pragma unroll 1
-  for (int i = lane; i < kTile * 8; i += 32) {
-    const int row = i >> 3, piece = i & 7, more = left - piece * 32;
+  const bool wide = apart_by(codes_at(0), cols / 2, 16);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = 4 * i + (lane >> 3), piece = lane & 7, more = left - piece * 32;
     if (!there(row)) continue;
-    const uint2* const from = reinterpret_cast<const uint2*>(codes_at(row) + piece * 16);
-    const uint2 low = more > 0 ? from[0] : make_uint2(0, 0);
-    const uint2 high = more > 16 ? from[1] : make_uint2(0, 0);
-    const uint32_t words[4] = {low.x, low.y, high.x, high.y};
-    store_16(stage + row * kStageRow + piece * 16, words);
+    const uint8_t* const first = codes_at(row);
+    const uint8_t* const from = more > 0 ? first + piece * 16 : first;
+    const Shared to = stage + row * kStageRow + piece * 16;
+    if (wide) {
+      copy_or_zero<16>(to, from, more > 0);
+    } else {
+      copy_or_zero<8>(to, from, more > 0);
+      copy_or_zero<8>(to + 8, more > 16 ? from + 8 : from, more > 16);
+    }
+  }
+  if (apart_by(scales_at(0), cols / 16, 4)) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = 8 * i + (lane >> 2), word = lane & 3;
+      if (!there(row)) continue;
+      const bool whole = word * 64 < left;
+      copy_or_zero<4>(stage + row * kStageRow + kScalesAt + 4 * word,
+                      scales_at(row) + (whole ? 4 * word : 0), whole);
+    }
+    return;
   }
 #pragma unroll 1
   for (int i = lane; i < kTile * 4; i += 32) {
@@ -165,6 +203,8 @@ __device__ __forceinline__ void load_x8(const LinearOperand& x, int row, int k, 
         static_cast<const uint16_t*>(x.data) + static_cast<int64_t>(row) * x.stride + k;
     if constexpr (kAligned) {
       if (there) load_words<4>(p, words);
+    } else if (there && k + 8 <= x.cols && reinterpret_cast<uintptr_t>(p) % 16 == 0) {
+      load_words<4>(p, words);
     } else if (there) {
 #pragma unroll 1
       for (int i = 0; i < 8 && k + i < x.cols; ++i) {
