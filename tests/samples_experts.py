@@ -146,10 +146,11 @@ def _layers() -> list[Sample]:
         (3, 5, 6, 256, 256, "absent"),
         (4, 2, 3, 80, 48, "one"),
         (2, 2, 3, 32, 16, "none"),
-        (5, 2, 7, 256, 256, "any"),
+        (9, 2, 7, 256, 256, "any"),
+        (8, 2, 7, 256, 256, "any"),
         (11, 2, 3, 80, 48, "one"),
         (4, 3, 4, 64, 32, "absent"),
-        (6, 3, 4, 64, 32, "absent"),
+        (9, 3, 4, 64, 32, "absent"),
         (17, 2, 5, 48, 32, "absent"),  # more pairs than one warp sorts
         (32, 1, 3, 48, 32, "one"),  # and as many
         (0, 2, 3, 32, 16, "any"),
@@ -166,7 +167,7 @@ def _layers() -> list[Sample]:
         )
         name = f"{rows}x{top_k}of{'x'.join(map(str, shape))}-{kind}-{str(dtype)[6:]}"
         samples.append(Sample("nvfp4_experts", name, make, exact=False))
-    for rows, dtype in itertools.product((1, 5), DTYPES):
+    for rows, dtype in itertools.product((1, 9), DTYPES):
         make = functools.partial(_large_gsas, rows=rows, dtype=dtype)
         name = f"large_gsas-{rows}-{str(dtype)[6:]}"
         samples.append(Sample("nvfp4_experts", name, make, exact=False))
@@ -190,7 +191,7 @@ def more_experts() -> list[Sample]:
     return [
         *(
             Sample("nvfp4_experts", f"deep-{r}-{d}", lambda v, r=r, d=d: deep(v, r, d), exact=False)
-            for r in (1, 5)
+            for r in (1, 9)
             for d in DTYPES
         ),
         *(

@@ -69,7 +69,7 @@ def linear_samples() -> dict[str, list[Sample]]:
         (100, 370, 192, {"bias": True}),
         (250, 130, 192, {"bias": True, "residual": True, "codes": True, "one_gsa": True}),
         (300, 140, 448, {}),
-        (250, 1200, 192, {}),  # of two shapes, one after the other, with two clusters
+        (250, 1200, 192, {}),  # several for each cluster
         (20, 18, 80, {"codes": True}),  # which tiles do not take
     ):
         for dtype in (torch.bfloat16, torch.float16, None):

@@ -153,9 +153,9 @@ def _plan_experts(
 _FEW_ROWS, _ROWS_OF_TALL, _PAIRS_AT_ONCE, _MOST_TILED = 32, 64, 1024, 1 << 28
 #: From so many rows per expert on tiles multiply all of them.
 _ROWS_OF_TILES = 9
-#: Rows of a layer that are not sorted, and how many weights the experts of one have then at most,
-#: unless it is the only one.
-_MOST_UNSORTED, _MOST_UNSORTED_WEIGHTS = 4, 1 << 26
+#: Rows of a layer that are not sorted, if those behind the first have at most so many weights in
+#: their experts.
+_MOST_UNSORTED, _MOST_READ_AGAIN = 8, 5 << 26
 #: What kernels are for, and the number that asks for them (expert_tiles.cuh).
 _UNSORTED, _BUNDLED, _TILED, _TALL, _LAYER, _TO_OWN, _TO_FLOAT = 1, 2, 4, 8, 16, 32, 64
 _FEW = _BUNDLED | _LAYER | _TO_OWN | _TO_FLOAT
@@ -191,8 +191,8 @@ def _part_of_layer(
         return of
     cols = math.gcd(_cols_of(gate_up_fp4), _cols_of(down_fp4))
     weights = CODES_PER_BYTE * (gate_up_fp4.shape[1:].numel() + down_fp4.shape[1:].numel())
-    few = weights * topk_ids.shape[-1:].numel() <= _MOST_UNSORTED_WEIGHTS
-    if rows == 1 or (few and 1 < rows <= _MOST_UNSORTED):
+    again = (rows - 1) * topk_ids.shape[-1:].numel() * weights
+    if 1 <= rows <= _MOST_UNSORTED and again <= _MOST_READ_AGAIN:
         return _with(of, "unsorted_rows", _UNSORTED | _LAYER, cols % SEGMENT == 0)
     if rows <= _FEW_ROWS:
         return _with(of, "few_rows", _FEW, cols % SEGMENT == 0)
@@ -359,20 +359,20 @@ def nvfp4_experts(
     ``y[t] = sum over j of topk_weights[t, j] * down[e](silu(gate[e](x[t])) * up[e](x[t]))`` with
     ``e = topk_ids[t, j]``. Products are exact and summed in fp32; ``silu(gate) * up`` is computed
     in fp32 and rounded to x's dtype; the weighted sum is in fp32, and rounded once. A call gives
-    the same bits every time. The order of sums depends on the sizes, on whether T is 1 or at most 4
-    (below), and on whether an expert has more than two rows and more than 16.
+    the same bits every time. The order of sums depends on the sizes, on whether T is at most 8 (see
+    below), and on whether an expert has more than two rows and more than 16.
 
-    On a GPU (compute capability 8.0 or newer) one row takes two launches. So do up to 4 rows if the
-    k experts of each have at most 2^26 weights; each row then reads its experts itself. Up to 2048
-    pairs of a row and an expert take three launches (1024 pairs if thread blocks have less than 160
-    KiB of shared memory), which decode an expert's weights again for every 8 rows. Only weights of
-    experts that have rows are read, as they are stored. On Hopper with H and I multiples of 64, if
-    there are more than 32 rows, three more launches sort the pairs and multiply those of experts
-    with more than 16, decoding a weight for every 64 to 256 rows. With 9 pairs per expert or more
-    than 2048, they take all experts. The GPU sorts the rows, so the call does not synchronize and
-    can be captured. Besides the result, a call allocates scratch: the activations and, if rows are
-    sorted, these rows and the products of each pair in float32, for at most 2^27 elements of these
-    at a time.
+    On a GPU (compute capability 8.0 or newer) one row takes two launches. So do up to 8 rows if the
+    experts of all but one have at most 5 * 2^26 weights; each row then reads its experts itself. Up
+    to 2048 pairs of a row and an expert take three launches (1024 pairs if thread blocks have less
+    than 160 KiB of shared memory), which decode an expert's weights again for every 8 rows. Only
+    weights of experts that have rows are read, as they are stored. On Hopper with H and I multiples
+    of 64, if there are more than 32 rows, three more launches sort the pairs and multiply those of
+    experts with more than 16, decoding a weight for every 64 to 256 rows. With 9 pairs per expert
+    or more than 2048, they take all experts. The GPU sorts the rows, so the call does not
+    synchronize and can be captured. Besides the result, a call allocates scratch: the activations
+    and, if rows are sorted, these rows and the products of each pair in float32, for at most 2^27
+    elements of these at a time.
 
     Args:
         x: (T, H), bfloat16 or float16, the last dimension contiguous.

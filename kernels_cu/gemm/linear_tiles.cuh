@@ -387,19 +387,21 @@ class TileChoice {
   // Shape for as many rows of W as keep every cluster busy, then Rest for the others.
   template <class Shape, class Rest>
   void offer_both(int64_t us, int64_t us_of_rest) {
-    static_assert(Shape::kOrder == Rest::kOrder && Shape::kRows == Rest::kRows &&
-                      Shape::kOfCluster % Rest::kOfCluster == 0,
-                  "the second launch begins where the first one ends");
-    constexpr int64_t kLaunch = 4;  // in the unit of `us`
+    static_assert(Shape::kOrder == Rest::kOrder, "both launches read the same x");
+    const int64_t launch = 6 * 8192 / w_.cols;  // in the unit of `us`
     TilesPlan plan = plan_tiles<Shape>(x_.rows, w_.rows);
     const int64_t whole_rounds = count_of(plan) / clusters_;
     const int tiles = static_cast<int>(whole_rounds * clusters_ / plan.tiles_of_x);
-    if (tiles == 0 || tiles == plan.tiles_of_weights || !takes<Rest>()) return;
+    const int end = tiles * Shape::kOfCluster;  // where the second launch begins
+    if (tiles == 0 || tiles == plan.tiles_of_weights || end % Rest::kOfCluster != 0 ||
+        !takes<Rest>()) {
+      return;
+    }
     plan.tiles_of_weights = tiles;
     TilesPlan rest = plan_tiles<Rest>(x_.rows, w_.rows);
-    rest.first_of_weights = tiles * (Shape::kOfCluster / Rest::kOfCluster);
+    rest.first_of_weights = end / Rest::kOfCluster;
     rest.tiles_of_weights -= rest.first_of_weights;
-    consider(rounds(plan) * us + rounds(rest) * us_of_rest + kLaunch, part<Shape>(plan),
+    consider(rounds(plan) * us + rounds(rest) * us_of_rest + launch, part<Shape>(plan),
              part<Rest>(rest));
   }
   // Whether a first launch writes x to memory, in the order that the products take.
@@ -492,6 +494,9 @@ TileChoice<Input> choose_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
       choice.template offer<Wide256>(95);
       choice.template offer<Split<Wide256>>(60);
       choice.template offer_both<Wide256, Split<Wide256>>(95, 60);
+      choice.template offer_both<Wide256, Tall128>(95, 37);
+      choice.template offer_both<Wide256, Split<Tall128>>(95, 23);
+      choice.template offer_both<Wide256, Wide128By192>(95, 76);
     }
   }
   return choice;

@@ -77,15 +77,16 @@ __global__ void __launch_bounds__(kSumThreads)
 #ifndef __CUDACC_RTC__
 namespace {
 
-// Rows of a layer that are not sorted, if the experts of one have at most so many weights. Then
-// sorting would take longer than to read the weights of an expert again that two rows share.
-constexpr int kMostUnsorted = 4;
-constexpr int64_t kMostUnsortedWeights = int64_t{1} << 26;
+// Rows of a layer that are not sorted, if those behind the first have at most so many weights in
+// their experts. Then sorting takes longer than to read half of these weights again, as if each row
+// shared half of its experts.
+constexpr int kMostUnsorted = 8;
+constexpr int64_t kMostReadAgain = int64_t{5} << 26;
 
 bool sorts(const ExpertWeights& up, const ExpertWeights& down, int64_t rows, int top_k) {
   const int64_t weights =
       static_cast<int64_t>(up.rows) * up.cols + static_cast<int64_t>(down.rows) * down.cols;
-  return rows > 1 && (rows > kMostUnsorted || weights * top_k > kMostUnsortedWeights);
+  return rows > 1 && (rows > kMostUnsorted || (rows - 1) * top_k * weights > kMostReadAgain);
 }
 
 // Experts with more rows are multiplied by the tile kernels of expert_tiles.cuh, on devices that

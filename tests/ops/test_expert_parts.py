@@ -46,12 +46,12 @@ def test_rows_sorted_by_expert(
         (1, 8, 128, 64, 16, "fp16_unsorted_rows"),
         (1, 8, 128, 512, 256, "fp16_unsorted_rows_aligned"),
         (1, 8, 256, 7168, 2048, "fp16_unsorted_rows_aligned"),
-        (4, 8, 128, 64, 16, "fp16_unsorted_rows"),
-        (4, 8, 128, 4096, 1024, "fp16_few_rows_aligned"),  # more weights than are read again
-        (4, 64, 128, 256, 1024, "fp16_unsorted_rows_aligned"),
-        (4, 64, 128, 256, 2048, "fp16_few_rows_aligned"),
-        (5, 8, 128, 64, 16, "fp16_few_rows"),
-        (5, 8, 128, 256, 128, "fp16_few_rows"),
+        (8, 8, 128, 64, 16, "fp16_unsorted_rows"),
+        (4, 8, 128, 4096, 1024, "fp16_unsorted_rows_aligned"),
+        (5, 8, 128, 4096, 1024, "fp16_few_rows_aligned"),  # more weights than are read again
+        (2, 8, 256, 7168, 2048, "fp16_few_rows_aligned"),
+        (9, 8, 128, 64, 16, "fp16_few_rows"),
+        (9, 8, 128, 256, 128, "fp16_few_rows"),
         (32, 64, 128, 64, 16, "fp16_few_rows"),
         (33, 8, 128, 64, 16, "fp16_some_rows"),
         (33, 8, 128, 512, 512, "fp16_some_rows_aligned"),
