@@ -179,7 +179,6 @@ QUANTIZE = Scaled(
         sources.PLAIN,
         FROM_AMAX,
         module="quantize_fp8",
-        has_into=False,
         **BUFFERS,
     ),
 )
@@ -187,9 +186,7 @@ _SILU = "swiglu_quantize"
 SWIGLU = Scaled(
     sources.SWIGLU,
     product(f"{_SILU}_fp8", sources.SWIGLU, SCALED, module=_SILU, **BUFFERS),
-    product(
-        f"{_SILU}_fp8_from_amax", sources.SWIGLU, FROM_AMAX, module=_SILU, has_into=False, **BUFFERS
-    ),
+    product(f"{_SILU}_fp8_from_amax", sources.SWIGLU, FROM_AMAX, module=_SILU, **BUFFERS),
 )
 ROTATED = Scaled(
     sources.ROTATED,
