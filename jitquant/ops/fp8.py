@@ -174,13 +174,7 @@ class Scaled(NamedTuple):
 QUANTIZE = Scaled(
     sources.PLAIN,
     product("quantize_fp8", sources.PLAIN, SCALED, module="quantize_fp8", **BUFFERS),
-    product(
-        "quantize_fp8_from_amax",
-        sources.PLAIN,
-        FROM_AMAX,
-        module="quantize_fp8",
-        **BUFFERS,
-    ),
+    product("quantize_fp8_from_amax", sources.PLAIN, FROM_AMAX, module="quantize_fp8", **BUFFERS),
 )
 _SILU = "swiglu_quantize"
 SWIGLU = Scaled(

@@ -496,7 +496,6 @@ TileChoice<Input> choose_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
       choice.template offer_both<Wide256, Split<Wide256>>(95, 60);
       choice.template offer_both<Wide256, Tall128>(95, 37);
       choice.template offer_both<Wide256, Split<Tall128>>(95, 23);
-      choice.template offer_both<Wide256, Wide128By192>(95, 76);
     }
   }
   return choice;

@@ -103,7 +103,7 @@ def test_many_rows_against_float64(rows: int, dtype: torch.dtype) -> None:
         _check(scaled, x.double() * x_gsa.double()[:, None], values)
 
 
-@pytest.mark.parametrize(("n", "rows"), [(4600, 1024), (5120, 1024), (28672, 256), (10240, 1280)])
+@pytest.mark.parametrize(("n", "rows"), [(4600, 1024), (5120, 1024), (10240, 1280)])
 def test_the_last_rows_of_w_in_other_tiles(n: int, rows: int) -> None:
     """On an H200; other GPUs may have the same tiles for all."""
     k = 4096

@@ -142,12 +142,20 @@ def main_ops(results: Path) -> list[str]:
     return _table(("us, of floor, at M =", "1024", "4096", "16384"), lines)
 
 
-def peers(results: Path) -> list[str]:
-    """How many times as fast as the best peer each op is, back to back and behind, and whose."""
+def peers(results: Path, *names: str) -> list[str]:
+    """How many times as fast as the best peer each op is, back to back and behind, and whose.
+
+    Args:
+        results: the directory of the summary.
+        names: of the sections; default: those that have all ops.
+    """
     sections, calls = summary.read(results), _calls()
-    rows = goals.rows_of(sections["kernels-peers"]) | goals.rows_of(sections["kernels-fp8-peers"])
-    ops = goals.with_peers(rows)
-    columns = {str(m): (m, goals.best_peer, "us") for m in goals.SIZES}
+    names = names or ("kernels-peers", "kernels-fp8-peers")
+    rows: goals.Rows = {}
+    for name in names:
+        rows |= goals.rows_of(sections[name])
+    ops, timed = goals.with_peers(rows), {m for _, m in rows}
+    columns = {str(m): (m, goals.best_peer, "us") for m in goals.SIZES if m in timed}
     columns |= {f"{m} behind": (m, goals.best_peer_behind, "behind_us") for m in goals.FEW}
 
     def cells(op: str) -> Iterable[str]:
@@ -164,8 +172,8 @@ def peers(results: Path) -> list[str]:
         ("times as fast, at M =", *columns, "fastest peer"),
         ((f"`{calls[op]}`", *cells(op)) for op in ops),
     )
-    origins = [_origin(results, name)[-1] for name in ("kernels-peers", "kernels-fp8-peers")]
-    return [*table, "", *dict.fromkeys(origins), _versions(sections["kernels-fp8-peers"])]
+    origins = [_origin(results, name)[-1] for name in names]
+    return [*table, "", *dict.fromkeys(origins), _versions(sections[names[-1]])]
 
 
 def _versions(section: dict[str, Any]) -> str:
@@ -493,6 +501,7 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
     "ceilings": ceilings,
     "summary": main_ops,
     "peers": peers,
+    "peers-h200": lambda results: peers(results, "kernels-fp8-peers-h200"),
     "products": products,
     "models": models,
     "llama": lambda results: models(results, "model-llama-8b"),

@@ -218,6 +218,7 @@ SECTIONS: dict[str, Callable[[Record], Record]] = {
     "kernels-ragged": _kernels,
     "kernels-peers": _peers,
     "kernels-fp8-peers": _peers,
+    "kernels-fp8-peers-h200": _peers,
     "rmsnorm-compiled": _kernels,
     "shapes": _rows("op", "m", "n", "us", "floor_us", "compiled_us"),
     "sweep": _sweep,
