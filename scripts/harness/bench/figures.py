@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +181,13 @@ def _versions(section: dict[str, Any]) -> str:
     return f"*{', '.join(f'{goals.NAMES[k]} {text}' for k, text in section['libraries'].items())}.*"
 
 
-_FEW = 64
-"""Rows of a product that other libraries are made for: decoding."""
+def products(results: Path, rows: Container[int] = (1, 16, 64)) -> list[str]:
+    """`nvfp4_linear` beside cuBLAS, Marlin and humming.
 
-
-def products(results: Path) -> list[str]:
-    """`nvfp4_linear` beside cuBLAS, Marlin and humming."""
+    Args:
+        results: the directory of the summary.
+        rows: of x, those that the table has.
+    """
     sections = summary.read(results)
     keys = ("floor", "bf16", "weight_only", *summary.LIBRARIES)
     return _table(
@@ -198,7 +199,7 @@ def products(results: Path) -> list[str]:
                 *(f"{row[key]:.1f}" if key in row else "" for key in keys),
             )
             for row in summary.products(sections)
-            if row["rows"] <= _FEW
+            if row["rows"] in rows
         ),
     ) + _origin(results, "linear-peers")
 
@@ -503,6 +504,7 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
     "peers": peers,
     "peers-h200": lambda results: peers(results, "kernels-fp8-peers-h200"),
     "products": products,
+    "all-products": lambda results: products(results, range(2**20)),
     "models": models,
     "llama": lambda results: models(results, "model-llama-8b"),
     "experts": experts,
