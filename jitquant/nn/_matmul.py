@@ -204,7 +204,7 @@ def _fp8_mm(
 def register(schema: str, implementation: Any, fake: Any) -> Any:
     """Defines an op in ``torch.ops.jitquant``, without a derivative, and returns it."""
     tags = [torch.Tag.needs_exact_strides]
-    define(schema, cpu=implementation, cuda=implementation, fake=fake, tags=tags)
+    define(schema, cpu=implementation, cuda=implementation, meta=fake, tags=tags)
     return getattr(torch.ops.jitquant, schema.partition("(")[0]).default
 
 

@@ -59,18 +59,15 @@ def schemas(name: str, arguments: str, results: Sequence[str]) -> tuple[str, str
     )
 
 
-def define(schema: str, *, cpu: Any, cuda: Any, fake: Any, tags: Sequence[torch.Tag] = ()) -> None:
+def define(schema: str, *, cpu: Any, cuda: Any, meta: Any, tags: Sequence[torch.Tag] = ()) -> None:
     """Defines an op, or an overload of one, with its implementations.
 
-    One without results needs no fake ones: it has a kernel for meta tensors, which is registered in
-    a tenth of the time and sees all but devices. These are checked in the run.
+    In place of a fake one it has a kernel for meta tensors, which is registered in a tenth of the
+    time and sees all but devices. Torch refuses mixed ones while it traces, and the op in the run.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     LIBRARY.impl(name, cpu, "CPU")
     LIBRARY.impl(name, cuda, "CUDA")
     LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    if schema.endswith(" -> ()"):
-        LIBRARY.impl(name, fake, "Meta")
-    else:
-        torch.library.register_fake(f"jitquant::{name}", fake, lib=LIBRARY)
+    LIBRARY.impl(name, meta, "Meta")

@@ -1,11 +1,11 @@
 """An op is declared once: everything that PyTorch and the tests need is made from its record.
 
 From an `Op` come, in ``torch.ops.jitquant``, the functional op and its ``out`` overload, each with
-its CPU, CUDA and fake implementation:
+its CPU, CUDA and meta implementation:
 
 - CPU: the reference; ``out`` copies its results into the buffers.
 - CUDA: the compiled module's function of the same arguments, and its own ``out`` overload.
-- fake (meta tensors, ``torch.compile``, ``torch.export``): shapes and dtypes from ``plan``.
+- meta (fake tensors, ``torch.compile``, ``torch.export``): shapes and dtypes from ``plan``.
 
 Arguments are checked however an op is reached: by ``plan``, or on CUDA by the compiled function,
 which refuses what ``plan`` refuses; ``plan`` then writes the error.
@@ -357,8 +357,8 @@ class Op:
             parts = [(name.endswith("_t"), name.removesuffix("_t")) for name in results]
             self._labels = [f"out[{second:d}].{name}" for second, name in parts]
         functional, out = schemas(name, self.arguments, results)
-        define(functional, cpu=self._cpu, cuda=self._cuda, fake=self._fake)
-        define(out, cpu=self._cpu_out, cuda=self._cuda_out, fake=self._fake_out)
+        define(functional, cpu=self._cpu, cuda=self._cuda, meta=self._meta)
+        define(out, cpu=self._cpu_out, cuda=self._cuda_out, meta=self._meta_out)
         self._packet = getattr(torch.ops.jitquant, name)
         self.default: Any = self._packet.default
         arguments_ = self.default._schema.arguments
@@ -662,7 +662,7 @@ class Op:
             self._run("out", arguments, *args, **kwargs, **buffers)
             return self._returned(made)
 
-    def _fake(self, *args: Any, **kwargs: Any) -> Any:
+    def _meta(self, *args: Any, **kwargs: Any) -> Any:
         return self._returned(self.plan(*args, **kwargs).empty())
 
     def _buffers(self, kwargs: dict[str, Any]) -> list[Tensor]:
@@ -713,7 +713,7 @@ class Op:
         with torch.no_grad():
             self._run("out", arguments, *args, **kwargs, **typed)
 
-    def _fake_out(self, *args: Any, **kwargs: Any) -> None:
+    def _meta_out(self, *args: Any, **kwargs: Any) -> None:
         self._plan_out(self._buffers(kwargs), self._named(args, kwargs))
 
 
