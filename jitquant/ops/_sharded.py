@@ -38,10 +38,8 @@ _AMAX_OF = Cast(
     numerics.amax,
     {"granularity": GRANULARITIES, "op": DEINTERLEAVE_OPS},
 )
-AMAX = product("amax", sources.PLAIN, _AMAX_OF, module="amax", has_into=False)
-DEINTERLEAVE_AMAX = product(
-    "deinterleave_amax", sources.DEINTERLEAVED, _AMAX_OF, module="amax", has_into=False
-)
+AMAX = product("amax", sources.PLAIN, _AMAX_OF, module="amax")
+DEINTERLEAVE_AMAX = product("deinterleave_amax", sources.DEINTERLEAVED, _AMAX_OF, module="amax")
 
 OPS: tuple[Op, ...] = (AMAX, DEINTERLEAVE_AMAX)
 """The ops that are half of a quantization, but for norms."""

@@ -231,7 +231,6 @@ GROUPED_LINEAR = Op(
     reference=numerics.nvfp4_grouped_linear,
     accepts={"w_gsa": FP32, "offsets": INTEGERS, "x_gsa": FP32, "dtype": OUTPUT},
     part=_part,
-    has_into=False,
 )
 EXPERTS = Op(
     "nvfp4_experts",
@@ -247,7 +246,6 @@ EXPERTS = Op(
         "dtype": OUTPUT,
     },
     part=_part_of_layer,
-    has_into=False,
 )
 
 OPS: tuple[Op, ...] = (GROUPED_LINEAR, EXPERTS)

@@ -264,7 +264,6 @@ LINEAR = Op(
     reference=numerics.nvfp4_linear,
     accepts={"w_gsa": FP32, "x_gsa": FP32, "bias": INPUT, "dtype": OUTPUT},
     part=_part,
-    has_into=False,
 )
 REFOLD = Op(
     "nvfp4_refold",
@@ -273,7 +272,6 @@ REFOLD = Op(
     plan=_plan_refold,
     reference=numerics.nvfp4_refold,
     accepts={"w_gsa": FP32},
-    has_into=False,
 )
 
 
@@ -328,7 +326,6 @@ LINEAR_FP8 = Composite(
     reference=numerics.nvfp4_linear_fp8,
     composition=_compose_fp8,
     accepts={"w_gsa": FP32, "bias": INPUT, "dtype": OUTPUT},
-    has_into=False,
 )
 
 OPS: tuple[Op, ...] = (LINEAR, REFOLD, LINEAR_FP8)

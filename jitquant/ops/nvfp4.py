@@ -223,7 +223,6 @@ def family_of(
     module = computed[0]
     common = {"maker": _MAKER, "others": ("gsa", "gsa_value", "divisor", "granularity")}
     rest: dict[str, Any] = {"module": module, "part": part, **common}
-    rare: dict[str, Any] = {**rest, "has_into": False}
     return Family(
         source,
         product(name, source, COMPUTED, function=computed[1], **rest),
@@ -239,9 +238,9 @@ def family_of(
             f"{name}_from_amax",
             normalized or source,
             FROM_MAXIMA if normalized else FROM_AMAX,
-            **rare,
+            **rest,
         ),
-        product(name.replace("_quantize_nvfp4", "_amax"), source, MAXIMA, **rare)
+        product(name.replace("_quantize_nvfp4", "_amax"), source, MAXIMA, **rest)
         if normalized
         else None,
     )

@@ -262,7 +262,6 @@ DEQUANTIZE_MXFP8 = Op(
     reference=numerics.dequantize_ragged_mxfp8,
     accepts={"data": FP8, **_SEGMENTS, "dtype": OUTPUT},
     maker=_MAKER,
-    has_into=False,
 )
 DEQUANTIZE_FP8 = Op(
     "dequantize_ragged_fp8",
@@ -272,7 +271,6 @@ DEQUANTIZE_FP8 = Op(
     reference=numerics.dequantize_ragged_fp8,
     accepts={"data": FP8, **_SEGMENTS, "scale_inv": FP32, "dtype": OUTPUT},
     maker=_MAKER,
-    has_into=False,
 )
 DEQUANTIZE_NVFP4 = Op(
     "dequantize_ragged_nvfp4",
@@ -282,7 +280,6 @@ DEQUANTIZE_NVFP4 = Op(
     reference=numerics.dequantize_ragged_nvfp4,
     accepts={**_SEGMENTS, "gsa": FP32, "dtype": OUTPUT},
     maker=_MAKER,
-    has_into=False,
 )
 
 _OF_FORMATS = {"fp8_tensor": QUANTIZE_FP8, "nvfp4": QUANTIZE_NVFP4, "mxfp8": QUANTIZE_MXFP8}

@@ -337,7 +337,6 @@ ROTATED_AMAX = Op(
     accepts={"x": Values(), **_ROTATION},
     part=_part_for_amax,
     choices={"rotate": ROTATIONS, "granularity": GRANULARITIES},
-    has_into=False,
 )
 QUANTIZE = Op(
     "quantize_nvfp4_recipe",
@@ -355,7 +354,6 @@ QUANTIZE = Op(
         **_CHOICES,
     },
     maker=_MAKER,
-    has_into=False,
 )
 BOTH_AMAX = Op(
     "nvfp4_both_amax",
@@ -366,7 +364,6 @@ BOTH_AMAX = Op(
     accepts={"x": MATRIX, "signs": SIGNS},
     part=_part_for_amax,
     choices={"rotate": ROTATIONS[:2]},
-    has_into=False,
 )
 QUANTIZE_BOTH = Op(
     "quantize_nvfp4_both",
@@ -378,7 +375,6 @@ QUANTIZE_BOTH = Op(
     part=_part_by_rule,
     choices={**_CHOICES, "block": WEIGHT_BLOCKS, "select": SELECTS, "rotate": ROTATIONS[:2]},
     maker=_MAKER,
-    has_into=False,
 )
 QUANTIZE_MXFP4 = Op(
     "quantize_mxfp4",
@@ -389,7 +385,6 @@ QUANTIZE_MXFP4 = Op(
     accepts={"x": Values(), **_ROTATION},
     part=_part,
     choices={"scaling": MXFP4_SCALINGS, **_CHOICES},
-    has_into=False,
 )
 DEQUANTIZE_MXFP4 = Op(
     "dequantize_mxfp4",
@@ -400,7 +395,6 @@ DEQUANTIZE_MXFP4 = Op(
     accepts={"dtype": OUTPUT},
     part=lambda dtype: _part_of(dtype or torch.bfloat16, "none"),
     choices={"scale_layout": SCALE_LAYOUTS},
-    has_into=False,
 )
 
 

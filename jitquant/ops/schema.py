@@ -273,7 +273,7 @@ class Op:
         names: its arguments' names.
         parts: the attributes of a container that the results become.
         pair: whether these are the attributes of two containers, ``_t`` for the second's.
-        into: if made, as `direct` in less time: ``into(out, x=x, ...)``. ``out`` is None, or what
+        into: as `direct`, in less time: ``into(out, x=x, ...)``. ``out`` is None, or what
             `buffers_of` takes, or False if nothing is to be done. Where nothing was done the result
             is a dict of the arguments.
         inv_rms: whether one of the results is inv_rms.
@@ -308,7 +308,6 @@ class Op:
         part: Callable[..., Part | None] | None = None,
         also: Mapping[str, str] | None = None,
         others: Collection[str] = (),
-        has_into: bool = True,
     ) -> None:
         """Registers it.
 
@@ -326,7 +325,6 @@ class Op:
                 kernels that a call needs; None: the whole. Default: that of the first's dtype.
             also: see the class.
             others: what `into` takes beside the arguments, and does not use.
-            has_into: whether there is `into`; without it an import takes 0.2 ms less.
         """
         self.name = name
         self.arguments = arguments_of(reference) if arguments is None else arguments
@@ -364,8 +362,7 @@ class Op:
         arguments_ = self.default._schema.arguments
         self.names = [a.name for a in arguments_]
         self._values = itemgetter(*self.names)
-        if has_into:
-            self.into = _into(self, part, others)
+        self.into = _into(self, part, others)
         self.inv_rms = "inv_rms" in self.results
         self._positional = sum(not a.kwarg_only for a in arguments_)
         self._defaults = {

@@ -333,11 +333,9 @@ def test_a_direct_function_gets_all_arguments(
         else:
             assert named[argument.name] == argument.default_value
     assert op.direct(named) is NotImplemented  # nothing is loaded
-    into = getattr(op, "into", None)
-    if into is not None:
-        rest = into(None, **named)
-        assert [*map(id, (rest.pop(name) for name in op.names))] == [*map(id, complete)]
-        assert set(rest.values()) <= {None}
+    rest = op.into(None, **named)
+    assert [*map(id, (rest.pop(name) for name in op.names))] == [*map(id, complete)]
+    assert set(rest.values()) <= {None}
     assert modules == []
     op.compiled()
     direct = Direct()
@@ -345,10 +343,9 @@ def test_a_direct_function_gets_all_arguments(
     monkeypatch.setattr(op, "_kept", replace(op._kept, direct=direct))
     assert op.direct({"other": 1, **named}) == ("a", "b")
     assert direct.calls.pop() == (True, *complete)
-    if into is not None:
-        assert into(None, **named) == ("a", "b")
-        assert direct.calls.pop() == (True, *complete)
-        assert isinstance(into(False, **named), dict)
+    assert op.into(None, **named) == ("a", "b")
+    assert direct.calls.pop() == (True, *complete)
+    assert isinstance(op.into(False, **named), dict)
     assert op._cuda(*args, **kwargs) in (("a", "b"), "a")
     assert direct.calls.pop() == (False, *complete)
     buffers = poisoned_buffers(op, args, kwargs)

@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from jitquant.ops import linear
 from jitquant.ops.linear import LINEAR
 from jitquant.ops.parts import Part
-from jitquant.ops.schema import Compiled, _into
-
-INTO = _into(LINEAR, linear._part, ())  # which this op has no use for
+from jitquant.ops.schema import Compiled
 
 LACKS = "nvfp4_linear: CUDA error cudaErrorInvalidDeviceFunction: invalid device function"
 
@@ -72,11 +69,11 @@ def test_past_the_dispatcher(
     library.failing["bf16_fewest_rows_aligned"] = LACKS
     # `dispatched` builds the wider one.
     if by_keyword:
-        assert INTO(None, **arguments) == arguments
+        assert LINEAR.into(None, **arguments) == arguments
     else:
         assert LINEAR.direct(arguments) is NotImplemented
     assert LINEAR._run("default", arguments) == ("bf16_fewest_rows",)
-    assert INTO(None, **arguments) == ("bf16_fewest_rows",)
+    assert LINEAR.into(None, **arguments) == ("bf16_fewest_rows",)
 
 
 def test_the_whole_module_lacks_nothing(
@@ -98,7 +95,7 @@ def test_other_errors_are_the_callers(
     for call in (
         lambda: LINEAR._run("default", arguments),
         lambda: LINEAR.direct(arguments),
-        lambda: INTO(None, **arguments),
+        lambda: LINEAR.into(None, **arguments),
     ):
         with pytest.raises(RuntimeError, match="cudaErrorLaunchFailure"):
             call()
