@@ -57,19 +57,6 @@ __device__ __forceinline__ void copy_16(Shared to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                : "memory");
 }
-// Of 4, 8 or 16 bytes, or stores zeros if not `there`. `from` has to be readable even so.
-template <int kBytes>
-__device__ __forceinline__ void copy_or_zero(Shared to, const void* from, bool there) {
-  const int bytes = there ? kBytes : 0;
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes),
-                 "r"(bytes)
-                 : "memory");
-  }
-}
 __device__ __forceinline__ void load_16(Shared from, uint32_t* words) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -104,9 +91,10 @@ __device__ __forceinline__ Shared shared_at(void* p) {
 __device__ __forceinline__ void copy_16(Shared to, const void* from) {
   __pipeline_memcpy_async(to, from, 16);
 }
-template <int kBytes>
-__device__ __forceinline__ void copy_or_zero(Shared to, const void* from, bool there) {
-  __pipeline_memcpy_async(to, from, kBytes, there ? 0 : kBytes);
+// As of memory.cuh.
+template <int kWords>
+__device__ __forceinline__ void copy_words(Shared to, const uint8_t* from, bool there) {
+  __pipeline_memcpy_async(to, from, 4 * kWords, there ? 0 : 4 * kWords);
 }
 __device__ __forceinline__ void load_16(Shared from, uint32_t* words) {
   load_words<4>(from, words);
@@ -145,10 +133,10 @@ __device__ __forceinline__ void copy_parts(Shared stage, int cols, int left, con
     const uint8_t* const from = more > 0 ? first + piece * 16 : first;
     const Shared to = stage + row * kStageRow + piece * 16;
     if (wide) {
-      copy_or_zero<16>(to, from, more > 0);
+      copy_words<4>(to, from, more > 0);
     } else {
-      copy_or_zero<8>(to, from, more > 0);
-      copy_or_zero<8>(to + 8, more > 16 ? from + 8 : from, more > 16);
+      copy_words<2>(to, from, more > 0);
+      copy_words<2>(to + 8, more > 16 ? from + 8 : from, more > 16);
     }
   }
   if (apart_by(scales_at(0), cols / 16, 4)) {
@@ -157,8 +145,8 @@ __device__ __forceinline__ void copy_parts(Shared stage, int cols, int left, con
       const int row = 8 * i + (lane >> 2), word = lane & 3;
       if (!there(row)) continue;
       const bool whole = word * 64 < left;
-      copy_or_zero<4>(stage + row * kStageRow + kScalesAt + 4 * word,
-                      scales_at(row) + (whole ? 4 * word : 0), whole);
+      copy_words<1>(stage + row * kStageRow + kScalesAt + 4 * word,
+                    scales_at(row) + (whole ? 4 * word : 0), whole);
     }
     return;
   }

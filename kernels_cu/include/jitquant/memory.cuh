@@ -396,4 +396,22 @@ __device__ __forceinline__ void store_line(uint8_t* to, int lane, const uint4& b
   for (int i = 0; i < 4; ++i) *place((over & 12) + i) = static_cast<uint8_t>(edge >> (8 * i));
 }
 
+#if defined(__CUDA_ARCH__)
+// Copies 1, 2 or 4 words to shared memory asynchronously, or stores zeros if `there` is false. Both
+// addresses are multiples of as many bytes, and `from` has to be readable even so.
+template <int kWords>
+__device__ __forceinline__ void copy_words(uint32_t to, const uint8_t* from, bool there) {
+  constexpr int kBytes = 4 * kWords;
+  const int bytes = there ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes),
+                 "r"(bytes)
+                 : "memory");
+  }
+}
+#endif
+
 }  // namespace jitquant

@@ -64,21 +64,6 @@ __device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t rank) {
       "r"(rank)
       : "memory");
 }
-// Copies 1, 2 or 4 words asynchronously, or stores zeros if `there` is false. Both addresses are
-// multiples of as many bytes.
-template <int kWords>
-__device__ __forceinline__ void copy_words(uint32_t to, const uint8_t* from, bool there) {
-  constexpr int kBytes = 4 * kWords;
-  const int bytes = there ? kBytes : 0;
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes),
-                 "r"(bytes)
-                 : "memory");
-  }
-}
 // Arrives once all asynchronous copies that the thread has issued so far are complete.
 __device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
