@@ -246,7 +246,7 @@ def _padded(t: Tensor, n: int, k: int) -> Tensor:
     return functional.pad(t.view(torch.uint8), more).view(t.dtype)
 
 
-def _fake(x: Tensor, w: Tensor, dtype: torch.dtype) -> Tensor:
+def _meta(x: Tensor, w: Tensor, dtype: torch.dtype) -> Tensor:
     return x.new_empty((x.shape[0], w.shape[1]), dtype=dtype)
 
 
@@ -262,7 +262,7 @@ def _without_autocast(implementation: Callable[..., Tensor]) -> Callable[..., Te
 
 
 def _registered(
-    name: str, operands: str, implementation: Callable[..., Tensor], fake: Callable[..., Tensor]
+    name: str, operands: str, implementation: Callable[..., Tensor], meta: Callable[..., Tensor]
 ) -> tuple[Any, Any, Any]:
     """Operands in order, from keywords; the op of a product; and the one that writes to a buffer.
 
@@ -281,7 +281,7 @@ def _registered(
 
     return (
         in_order,
-        register(f"{name}({operands}, ScalarType dtype) -> Tensor", op, fake),
+        register(f"{name}({operands}, ScalarType dtype) -> Tensor", op, meta),
         register(f"{name}_out({operands}, Tensor(a!) out) -> ()", into, lambda *_: None),
     )
 
@@ -291,13 +291,13 @@ _NVFP4 = _registered(
     "Tensor x_fp4, Tensor x_sf, Tensor x_gsa, str x_layout, Tensor w_fp4, Tensor w_sf,"
     " Tensor w_gsa, str w_layout, Tensor offsets",
     _nvfp4_grouped_mm,
-    lambda x_fp4, x_sf, x_gsa, x_layout, w_fp4, *rest: _fake(x_fp4, w_fp4, rest[-1]),
+    lambda x_fp4, x_sf, x_gsa, x_layout, w_fp4, *rest: _meta(x_fp4, w_fp4, rest[-1]),
 )
 _FP8 = _registered(
     "fp8_grouped_mm",
     "Tensor x, Tensor x_scales, Tensor w, Tensor w_scales, Tensor offsets",
     _fp8_grouped_mm,
-    lambda x, x_scales, w, *rest: _fake(x, w, rest[-1]),
+    lambda x, x_scales, w, *rest: _meta(x, w, rest[-1]),
 )
 
 

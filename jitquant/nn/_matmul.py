@@ -201,10 +201,10 @@ def _fp8_mm(
     return scaled_mm(**arguments).to(dtype)
 
 
-def register(schema: str, implementation: Any, fake: Any) -> Any:
+def register(schema: str, implementation: Any, meta: Any) -> Any:
     """Defines an op in ``torch.ops.jitquant``, without a derivative, and returns it."""
     tags = [torch.Tag.needs_exact_strides]
-    define(schema, cpu=implementation, cuda=implementation, meta=fake, tags=tags)
+    define(schema, cpu=implementation, cuda=implementation, meta=meta, tags=tags)
     return getattr(torch.ops.jitquant, schema.partition("(")[0]).default
 
 

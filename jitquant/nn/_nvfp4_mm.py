@@ -224,19 +224,19 @@ def _dequantized_product(x: Tensor, x_sf: Tensor | None, w_fp4: Tensor, w_sf: Te
 
 
 def _nvfp4_mm(*arguments: Any) -> Tensor:
-    out = _nvfp4_mm_fake(*arguments)
+    out = _nvfp4_mm_meta(*arguments)
     operands: tuple[Any, ...] = (*arguments[:-1], out)
     _nvfp4_mm_out(*operands)
     return out
 
 
-def _nvfp4_mm_fake(*arguments: Any) -> Tensor:
+def _nvfp4_mm_meta(*arguments: Any) -> Tensor:
     x, w, dtype = arguments[0], arguments[4], arguments[-1]
     made: Tensor = x.new_empty((*x.shape[:-1], w.shape[0]), dtype=dtype)
     return made
 
 
-def _nvfp4_mm_out_fake(*_: Any) -> None:
+def _nvfp4_mm_out_meta(*_: Any) -> None:
     pass
 
 
@@ -245,10 +245,10 @@ _OPERANDS = (
     " str w_layout, Tensor? bias, Tensor? residual, str compute"
 )
 _NVFP4_MM = register(
-    f"nvfp4_mm({_OPERANDS}, ScalarType dtype) -> Tensor", _nvfp4_mm, _nvfp4_mm_fake
+    f"nvfp4_mm({_OPERANDS}, ScalarType dtype) -> Tensor", _nvfp4_mm, _nvfp4_mm_meta
 )
 _NVFP4_MM_OUT = register(
-    f"nvfp4_mm_out({_OPERANDS}, Tensor(a!) out) -> ()", _nvfp4_mm_out, _nvfp4_mm_out_fake
+    f"nvfp4_mm_out({_OPERANDS}, Tensor(a!) out) -> ()", _nvfp4_mm_out, _nvfp4_mm_out_meta
 )
 
 
