@@ -181,12 +181,12 @@ def _versions(section: dict[str, Any]) -> str:
     return f"*{', '.join(f'{goals.NAMES[k]} {text}' for k, text in section['libraries'].items())}.*"
 
 
-def products(results: Path, rows: Container[int] = (1, 16, 64)) -> list[str]:
+def products(results: Path, rows: Container[int] | None = None) -> list[str]:
     """`nvfp4_linear` beside cuBLAS, Marlin and humming.
 
     Args:
         results: the directory of the summary.
-        rows: of x, those that the table has.
+        rows: of x, those that the table has; default: all.
     """
     sections = summary.read(results)
     keys = ("floor", "bf16", "weight_only", *summary.LIBRARIES)
@@ -199,7 +199,7 @@ def products(results: Path, rows: Container[int] = (1, 16, 64)) -> list[str]:
                 *(f"{row[key]:.1f}" if key in row else "" for key in keys),
             )
             for row in summary.products(sections)
-            if row["rows"] in rows
+            if rows is None or row["rows"] in rows
         ),
     ) + _origin(results, "linear-peers")
 
@@ -503,8 +503,8 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
     "summary": main_ops,
     "peers": peers,
     "peers-h200": lambda results: peers(results, "kernels-fp8-peers-h200"),
-    "products": products,
-    "all-products": lambda results: products(results, range(2**20)),
+    "products": lambda results: products(results, (1, 16, 64)),
+    "all-products": products,
     "models": models,
     "llama": lambda results: models(results, "model-llama-8b"),
     "experts": experts,
