@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+import spills
 from harness.bench import resources
+from harness.provenance import kernels_digest
 
 from jitquant.loader import Loader, NvccNotFoundError
 from jitquant.loader.machine.memo import Memo
@@ -14,6 +16,7 @@ from jitquant.loader.machine.toolchain import find_nvcc
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels_cu"
+AGAIN = "run ./scripts/bench resources --out results"
 
 SOURCE = """
 __global__ void few_kernel(float* x) { x[threadIdx.x] *= 2; }
@@ -64,9 +67,29 @@ def _kernels(text: str) -> list[str]:
     return found
 
 
-def test_the_committed_table_has_every_kernel() -> None:
-    table = (ROOT / "results" / "kernels-resources.md").read_text()
-    hint = "is not in results/kernels-resources.md: run ./scripts/bench resources --out results"
+@pytest.fixture
+def table() -> str:
+    return (ROOT / "results" / "kernels-resources.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_committed_table_is_of_these_sources(table: str) -> None:
+    assert f"`kernels_cu` {kernels_digest()}." in " ".join(table.split()), AGAIN
+
+
+def test_the_committed_table_is_within_the_bounds(table: str) -> None:
+    modules = table.split("\n## ")[1:]
+    over = [
+        f"{module}: {name} has a stack of {stack} and spills {spilled}"
+        for module, _, text in (section.partition("\n") for section in modules)
+        for name, stack, spilled in re.findall(r"\| `(.+)` \| \d+ \| (\d+) \| (\d+) \|", text)
+        if int(spilled) > spills.SPILLED.get(module, 0) or int(stack) > spills.STACK.get(module, 0)
+    ]
+    assert not over, "\n".join(over)
+
+
+def test_the_committed_table_has_every_kernel(table: str) -> None:
+    hint = f"is not in results/kernels-resources.md: {AGAIN}"
     for path in KERNELS.rglob("*.cu*"):
         if path.suffix == ".cu":
             assert f"\n## {path.stem}\n" in table, f"{path.name} {hint}"
