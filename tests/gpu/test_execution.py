@@ -25,6 +25,7 @@ def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Ten
     deinterleave = module("deinterleave_quantize")
     norm, mhc = module("fused_rmsnorm_quantize"), module("fused_mhc_rmsnorm_quantize")
     weight, dequant = module("quantize_weight_nvfp4"), module("dequant_nvfp4")
+    given = module("quantize_nvfp4")
 
     def x() -> list[Tensor]:
         return [randn(150, N)]
@@ -48,8 +49,8 @@ def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Ten
             lambda t: fused.amax_quantize_nvfp4(t, scale_layout="swizzled_128x4"), x, 2),
         "row": (lambda t: fused.amax_quantize_nvfp4(t, granularity="row"), x, 1),
         "given number": (lambda t: fused.amax_quantize_nvfp4(t, gsa_value=0.002), x, 1),
-        "given": (lambda t: module("quantize_nvfp4").quantize_nvfp4(t, gsa), x, 1),
-        "given rows": (lambda t: module("quantize_nvfp4").quantize_nvfp4(t, rows), x, 1),
+        "given": (lambda t: given.quantize_nvfp4(t, gsa), x, 1),
+        "given rows": (lambda t: given.quantize_nvfp4(t, rows), x, 1),
         "from buffer": (lambda t: fused.quantize_nvfp4_from_buffer(t, gsa), x, 1),
         "select": (lambda t: deinterleave.deinterleave_amax_quantize_nvfp4(t, N // 2, 8), x, ONE),
         "select given": (
