@@ -104,17 +104,35 @@ struct TileWalk {
   }
 };
 
+// `count` rows from `first` on, as they are copied. Where a matrix ends within them, the copy
+// starts earlier: TMA takes up to 1.7 times as long for rows of zeros behind the end. What is
+// copied, and so multiplied, twice is stored once.
+struct CopiedRows {
+  int first, copied;
+
+  __device__ __forceinline__ CopiedRows(int first, int count, int rows)
+      : first(first), copied(max(0, min(first, rows - count))) {}
+};
+
 // Shared-memory addresses of a block's stages and barriers, and the block's rank in its cluster.
 struct StagesAt {
   uint32_t ring, full, empty;
   int rank;
 
-  // The first row of W of this block's tile.
+  // The rows of W of this block's tile.
   template <class Shape>
-  __device__ __forceinline__ int first_weight(const TileWalk<Shape>& walk) const {
-    return walk.w_tile * Shape::kOfCluster + (Shape::kShares == 1 ? rank * Shape::kWeights : 0);
+  __device__ __forceinline__ CopiedRows weights(const TileWalk<Shape>& walk, int rows) const {
+    // An even first row, for words of y.
+    return {walk.w_tile * Shape::kOfCluster + (Shape::kShares == 1 ? rank * Shape::kWeights : 0),
+            Shape::kWeights, rows + rows % 2};
   }
 };
+
+// Half `h` of the rows of x of a tile.
+template <class Shape>
+__device__ __forceinline__ CopiedRows half_of_x(const TileWalk<Shape>& walk, int h, int rows) {
+  return {walk.x_tile * Shape::kRows + h * (Shape::kRows / 2), Shape::kRows / 2, rows};
+}
 
 // The stages of k that a block multiplies: all of them, or half if two blocks split k.
 struct StagesOfK {
@@ -193,10 +211,13 @@ template <class Shape>
 __device__ __forceinline__ void copy_stages(CopiedScales<Shape> scales, const TensorMap& codes,
                                             const TensorMap& x_map, TileWalk<Shape>& walk,
                                             Ring<Shape::kStages>& ring, const StagesAt& at,
-                                            int first, int step, const StagesOfK& of_k) {
+                                            int first, int step, const StagesOfK& of_k,
+                                            int rows_of_w, int rows_of_x) {
   constexpr int kHalf = Shape::kRows / 2, kAcrossX = 64;
   for (int tile = first; walk.at(tile); tile += step) {
-    const int first_row = at.template first_weight<Shape>(walk);
+    const int first_row = at.template weights<Shape>(walk, rows_of_w).copied;
+    const int x_row = half_of_x<Shape>(walk, Shape::kShares == 1 ? at.rank : 0, rows_of_x).copied;
+    const int second_x = half_of_x<Shape>(walk, 1, rows_of_x).copied;
     scales.begin(first_row);
 #pragma unroll 1
     for (int s = of_k.first; s < of_k.end; ++s, ring.next()) {
@@ -208,12 +229,12 @@ __device__ __forceinline__ void copy_stages(CopiedScales<Shape> scales, const Te
 #pragma unroll
         for (int h = 0; h < Shape::kDepth / kAcrossX; ++h) {
           const uint32_t to = stage + h * Shape::kRows * 128;
-          const int column = s * Shape::kDepth + h * kAcrossX, row = walk.x_tile * Shape::kRows;
+          const int column = s * Shape::kDepth + h * kAcrossX;
           if constexpr (Shape::kShares == 1) {
-            copy_tile(to + at.rank * kHalf * 128, &x_map, column, row + at.rank * kHalf, full, 3);
+            copy_tile(to + at.rank * kHalf * 128, &x_map, column, x_row, full, 3);
           } else {
-            copy_own_tile(to, &x_map, column, row, full);
-            copy_own_tile(to + kHalf * 128, &x_map, column, row + kHalf, full);
+            copy_own_tile(to, &x_map, column, x_row, full);
+            copy_own_tile(to + kHalf * 128, &x_map, column, second_x, full);
           }
         }
       }
@@ -252,7 +273,7 @@ __device__ __forceinline__ void prefetch_stages(const Nvfp4Weight& w, const Tens
   // Not in the copying warpgroup, which should reach the wait as early as it can.
   const int thread = static_cast<int>(threadIdx.x) - 128;
   if (thread < 0 || !walk.at(first)) return;
-  const int row0 = at.template first_weight<Shape>(walk);
+  const int row0 = at.template weights<Shape>(walk, w.rows).copied;
   if (thread == 0) {
     prefetch_map(&codes);
     prefetch_map(&x_map);
@@ -319,11 +340,12 @@ __device__ __forceinline__ void end_cluster() {
 // Applies the epilogue to a warpgroup's sums and stores them. A lane's sums belong to rows n and
 // n + 1 of W, each with its own gsa, and to two neighboring rows of x out of every eight. If
 // kPairs, n and n + 1 form one word of y. Absent operands become a factor of 1 or an addend of -0,
-// which change no bit, so only loads and stores need a condition. Moves the sums.
-template <class Out, bool kPairs, int kSums>
+// which change no bit, so only loads and stores need a condition. `x`: the rows, in as many equal
+// parts. Moves the sums.
+template <class Out, bool kPairs, int kSums, int kParts>
 __device__ __forceinline__ void store_as(const LinearEpilogue& to, float (&d)[kSums],
-                                         const float (&gsa)[2], int rows, int row0, int64_t n) {
-  if (n >= to.cols) return;
+                                         const float (&gsa)[2], const CopiedRows (&x)[kParts],
+                                         int rows, int64_t n) {
   const bool second = n + 1 < to.cols;
   float bias[2] = {-0.0f, -0.0f};
 #pragma unroll
@@ -337,10 +359,17 @@ __device__ __forceinline__ void store_as(const LinearEpilogue& to, float (&d)[kS
   // saves the compiler most of its time, and costs a move for each sum of the second half. Results
   // of two bytes that form no words are rare.
   constexpr bool kRare = sizeof(Out) == 2 && !kPairs;
-  constexpr int kUnrolled = kRare || kRows < 2 * kTogether ? kTogether : kRows / 2;
-  // Kept, so that addresses are computed here and not held in registers until then.
-  int row = row0 + 2 * (kept(threadIdx.x) & 3);
-  int64_t at = row * to.cols + n;
+  constexpr int kUnrolled = kRare || kRows % (2 * kTogether) != 0 ? kTogether : kRows / 2;
+  static_assert(kRows / kParts % kUnrolled == 0, "a part begins where sums move");
+  int row, first;
+  int64_t at;
+  const auto begin = [&](const CopiedRows& part) {
+    // Kept, so that addresses are computed here and not held in registers until then.
+    row = part.copied + 2 * (kept(threadIdx.x) & 3), first = part.first;
+    at = row * to.cols + n;
+  };
+  begin(x[0]);
+  const auto stores = [&] { return row >= first && row < rows; };
   const auto next = [&](int r) {
     row += r % 2 == 0 ? 1 : 7;
     at += r % 2 == 0 ? to.cols : 7 * to.cols;
@@ -348,14 +377,14 @@ __device__ __forceinline__ void store_as(const LinearEpilogue& to, float (&d)[kS
 #pragma unroll 1
   for (int end = kUnrolled;; end += kUnrolled) {
 #pragma unroll
-    for (int first = 0; first < kUnrolled; first += kTogether) {
+    for (int done = 0; done < kUnrolled; done += kTogether) {
       const int first_row = row;
       const int64_t first_at = at;
       float x_gsa[kTogether];
       Out more[kTogether][2] = {};
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
-        const bool there = row < rows;
+        const bool there = stores();
         x_gsa[r] = to.x_gsa != nullptr ? to.x_gsa[(there ? row : 0) * to.x_gsa_stride] : 1.0f;
         if (there && to.residual != nullptr) {
           const Out* const residual = static_cast<const Out*>(to.residual) + at;
@@ -376,11 +405,11 @@ __device__ __forceinline__ void store_as(const LinearEpilogue& to, float (&d)[kS
         float y[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const float sum = d[(first + r) / 2 * 4 + 2 * h + r % 2];
+          const float sum = d[(done + r) / 2 * 4 + 2 * h + r % 2];
           y[h] = add_rn(mul_rn(mul_rn(sum, gsa[h]), x_gsa[r]), bias[h]);
           if (to.residual != nullptr) y[h] = add_rn(y[h], to_float(more[r][h]));
         }
-        if (row < rows) {
+        if (stores()) {
           Out* const out = static_cast<Out*>(to.out) + at;
           if constexpr (kPairs) {
             *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
@@ -393,24 +422,27 @@ __device__ __forceinline__ void store_as(const LinearEpilogue& to, float (&d)[kS
       }
     }
     if (end == kRows) return;
+    if (kParts == 2 && end == kRows / 2) begin(x[kParts - 1]);
 #pragma unroll
     for (int j = 0; j + 2 * kUnrolled < kSums; ++j) d[j] = d[j + 2 * kUnrolled];
   }
 }
 
 // Compiles no code for dtypes that gives() excludes.
-template <int kSums>
+template <int kSums, int kParts>
 __device__ __forceinline__ void store_sums(const LinearEpilogue& to, float (&d)[kSums],
-                                           const float (&gsa)[2], int rows, int row0, int64_t n) {
+                                           const float (&gsa)[2], const CopiedRows (&x)[kParts],
+                                           int rows, int64_t n) {
+  if (n >= to.cols) return;
   const bool pairs =
       to.cols % 2 == 0 &&
       (reinterpret_cast<uintptr_t>(to.out) | reinterpret_cast<uintptr_t>(to.residual)) % 4 == 0;
   const auto as = [&](auto out) {
     using Out = decltype(out);
     if (pairs) {
-      store_as<Out, true>(to, d, gsa, rows, row0, n);
+      store_as<Out, true>(to, d, gsa, x, rows, n);
     } else {
-      store_as<Out, false>(to, d, gsa, rows, row0, n);
+      store_as<Out, false>(to, d, gsa, x, rows, n);
     }
   };
   if (gives(DType::kBFloat16) && to.dtype == DType::kBFloat16) {
@@ -418,7 +450,7 @@ __device__ __forceinline__ void store_sums(const LinearEpilogue& to, float (&d)[
   } else if (gives(DType::kFloat16) && to.dtype == DType::kFloat16) {
     as(Fp16());
   } else if (gives(DType::kFloat32)) {
-    store_as<float, false>(to, d, gsa, rows, row0, n);
+    store_as<float, false>(to, d, gsa, x, rows, n);
   }
 }
 

@@ -223,6 +223,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x >> 7, 0);
   const int first = blockIdx.x >> 1, step = gridDim.x >> 1;
   const StagesOfK of_k = stages_of_k<Shape>(w.cols, at.rank);
+  const int rows_of_x = static_cast<int>(x.rows);
   TileWalk<Shape> walk = {plan, 0, 0};
   prefetch_stages<Shape>(w, codes, x_map, walk, at, first, of_k);
   wait_for_previous();
@@ -231,7 +232,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   Ring<Shape::kStages> ring;
   if (warpgroup == 0) {
     give_registers<Shape::kFewRegisters>();
-    copy_stages(CopiedScales<Shape>(w), codes, x_map, walk, ring, at, first, step, of_k);
+    copy_stages(CopiedScales<Shape>(w), codes, x_map, walk, ring, at, first, step, of_k, w.rows,
+                rows_of_x);
     if constexpr (Shape::kShares > 1) {
       meet_cluster();
       meet_cluster();
@@ -249,7 +251,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       float d[Shape::kSums];
 #pragma unroll
       for (int j = 0; j < Shape::kSums; ++j) d[j] = 0.0f;
-      const int first_row = at.template first_weight<Shape>(walk) + weight_row;
+      const CopiedRows weights = at.template weights<Shape>(walk, w.rows);
       multiply_stages<T, Shape, kLooksAhead>(d, at, ring, lane_codes, along, of_k);
       lane_codes.restore(d);
       if constexpr (Shape::kAlong > 1) {
@@ -273,21 +275,25 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       }
       if (along == 0) {
         const float gsa = w.gsa[0];
-        const auto store = [&](auto& sums, int row0) {
+        const auto store = [&](auto& sums, const auto& x_rows) {
 #pragma unroll
           for (auto& sum : sums) sum = mul_rn(sum, two_to_the(-ScaledCodes<T>::kExponent));
-          store_sums(to, sums, {gsa, gsa}, static_cast<int>(x.rows), row0, first_row);
+          const int row = weights.copied + weight_row;
+          if (row < weights.first) return;
+          store_sums(to, sums, {gsa, gsa}, x_rows, rows_of_x, row);
         };
-        const int row0 = walk.x_tile * Shape::kRows;
+        const auto half = [&](int h) { return half_of_x<Shape>(walk, h, rows_of_x); };
         if constexpr (Shape::kShares == 1) {
-          store(d, row0);
+          const CopiedRows halves[] = {half(0), half(1)};
+          store(d, halves);
         } else {
           // Each block finishes half of the rows of x, and gives its sums of the others away.
           float own[Shape::kSums / 2];
           exchange_sums(reinterpret_cast<float*>(tiles) + across * (Shape::kSums / 2) * 128 +
                             (threadIdx.x & 127),
                         at.rank, d, own);
-          store(own, row0 + at.rank * (Shape::kRows / 2));
+          const CopiedRows one[] = {half(at.rank)};
+          store(own, one);
         }
       } else if constexpr (Shape::kShares > 1) {
         meet_cluster();

@@ -87,7 +87,7 @@ def test_random_shapes_against_float64(seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2])
-@pytest.mark.parametrize("rows", [17, 64, 65, 128, 129, 256, 300, 1000, 4097])
+@pytest.mark.parametrize("rows", [17, 64, 65, 128, 129, 192, 256, 300, 1000, 4097])
 def test_many_rows_against_float64(rows: int, dtype: torch.dtype) -> None:
     for n, k, pad in ((1000, 640, 8), (6144, 512, 0), (130, 8192, 0), (257, 64, 24)):
         w, x = _weight(n, k), torch.randn(rows, k + pad, device="cuda")[:, :k].to(dtype)
@@ -101,6 +101,23 @@ def test_many_rows_against_float64(rows: int, dtype: torch.dtype) -> None:
             x, w.x_fp4, w.x_sf, w.gsa, None, x_gsa, dtype=torch.float32
         )
         _check(scaled, x.double() * x_gsa.double()[:, None], values)
+
+
+@pytest.mark.parametrize(
+    ("n", "rows"),
+    [
+        *((1001, 40), (4100, 50), (5130, 20), (6144, 40), (33000, 24), (33000, 40)),
+        *((1001, 100), (6144, 100), (33000, 100), (20001, 100), (9000, 1000), (1001, 140)),
+        *((4100, 140), (6150, 300), (4100, 330), (6150, 200), (8450, 200), (5130, 2100)),
+    ],
+)
+def test_tiles_that_end_behind_the_last_row(n: int, rows: int) -> None:
+    """On an H200 these take every kind of tile."""
+    w, x = _weight(n, 576), torch.randn(rows, 576, device="cuda").bfloat16()
+    residual = torch.randn(rows, n, device="cuda").bfloat16()
+    y = jitquant.nvfp4_linear(x, w, residual=residual)
+    _check(y, x.double(), _values(w), residual)
+    assert torch.equal(jitquant.nvfp4_linear(x, w, residual=residual), y)
 
 
 @pytest.mark.parametrize(("n", "rows"), [(4600, 1024), (5120, 1024), (10240, 1280)])
