@@ -53,8 +53,8 @@ def linear_samples() -> dict[str, list[Sample]]:
         (0, 16, 32, {}),
         # In tiles, of each shape (gemm/linear_tiles.cuh), on a device with two multiprocessors.
         (20, 100, 576, {"bias": True}),
-        (30, 400, 512, {"codes": True}),
-        (30, 400, 576, {"short": True}),
+        (30, 400, 1024, {"codes": True}),
+        (30, 400, 832, {"short": True}),
         (25, 50, 576, {"residual": True}),
         (40, 70, 576, {}),
         (25, 50, 512, {}),  # scales are copied by 16 bytes, then by 4
@@ -64,9 +64,10 @@ def linear_samples() -> dict[str, list[Sample]]:
         (100, 64, 192, {"bias": True, "codes": True}),
         (40, 50, 832, {"residual": True}),
         (250, 100, 192, {"bias": True}),
-        (100, 130, 320, {}),
+        (100, 190, 832, {}),
         (100, 400, 576, {}),
-        (100, 370, 192, {"bias": True}),
+        (100, 300, 576, {"bias": True}),
+        (140, 50, 192, {"residual": True}),
         (250, 130, 192, {"bias": True, "residual": True, "codes": True, "one_gsa": True}),
         (300, 140, 448, {}),
         (250, 1200, 192, {}),  # several for each cluster

@@ -355,7 +355,8 @@ using Wide32 = TileShape<32, 4, 1, 256, 4, XOrder::kOrdered>;
 using Wide64 = TileShape<64, 4, 1, 256, 3, XOrder::kOrdered>;
 using Tall128 = TileShape<128, 1, 2, 128, 5, XOrder::kPlain>;
 using Wide128 = TileShape<128, 2, 1, 128, 5, XOrder::kOrdered>;
-using Wide128By192 = TileShape<128, 3, 1, 128, 4, XOrder::kPlain>;  // 192 rows of W
+using Wide128By192 = TileShape<128, 3, 1, 128, 4, XOrder::kOrdered>;  // 192 rows of W
+using Wide192 = TileShape<192, 2, 1, 128, 3, XOrder::kPlain>;
 using Wide256 = TileShape<256, 2, 1, 128, 3, XOrder::kPlain>;
 // The same, but a cluster has one tile and each of its two blocks takes half of k.
 template <class Shape>
@@ -477,31 +478,33 @@ TileChoice<Input> choose_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
   const bool some = x.rows <= 64;
   if constexpr (kTakesSome) {
     if (some) {
-      choice.template offer<Tall32>(27);
+      choice.template offer<Tall32>(22);
       choice.template offer<Wide32>(62);
       choice.template offer<Split<Tall32>>(17);
       choice.template offer<Tall64>(31);
       choice.template offer<Wide64>(73);
-      choice.template offer<Split<Tall64>>(19);
+      choice.template offer<Split<Tall64>>(21);
     }
   }
   if constexpr (kTakesMore) {
     if (!some) {
-      choice.template offer<Tall128>(37);
+      choice.template offer<Tall128>(38);
       choice.template offer<Wide128>(57);
-      choice.template offer<Split<Tall128>>(23);
-      choice.template offer<Wide128By192>(76);
-      choice.template offer<Split<Wide128By192>>(57);
+      choice.template offer<Split<Tall128>>(24);
+      choice.template offer<Wide128By192>(77);
+      choice.template offer<Split<Wide128By192>>(50);
     }
   }
   if constexpr (kTakesMost) {
     // Up to 128 rows, Wide128 and Split<Wide128By192> have no more tiles and take less.
     if (x.rows > 128) {
-      choice.template offer<Wide256>(95);
-      choice.template offer<Split<Wide256>>(60);
-      choice.template offer_both<Wide256, Split<Wide256>>(95, 60);
-      choice.template offer_both<Wide256, Tall128>(95, 37);
-      choice.template offer_both<Wide256, Split<Tall128>>(95, 23);
+      choice.template offer<Wide256>(93);
+      choice.template offer<Split<Wide256>>(56);
+      choice.template offer<Wide192>(77);
+      choice.template offer<Split<Wide192>>(46);
+      choice.template offer_both<Wide256, Split<Wide256>>(93, 56);
+      choice.template offer_both<Wide256, Tall128>(93, 38);
+      choice.template offer_both<Wide256, Split<Tall128>>(93, 24);
     }
   }
   return choice;
