@@ -63,6 +63,7 @@ def test_two_modules_of_one_name_are_refused(run: Run, tmp_path: Path) -> None:
     assert run("build", one, one).code == 0
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_compilers_at_once(tmp_path: Path) -> None:
     compiler = tmp_path / "slow++"
     compiler.write_text(

@@ -93,6 +93,7 @@ def test_each_good_edit_is_built_and_starts_the_command_anew(watching: Watching)
 
 
 @pytest.mark.parametrize("number", in_quick(1, [signal.SIGTERM, signal.SIGHUP]))
+@pytest.mark.slow
 def test_the_command_ends_with_what_watches(watching: Watching, number: signal.Signals) -> None:
     watching.wait_for("started")
     (child,) = children(watching.process.pid)
@@ -120,6 +121,7 @@ def test_a_killed_command_is_waited_for_however_busy_the_machine_is(
     assert process.wait.call_args.args == (None,)
 
 
+@pytest.mark.slow
 def test_a_header_may_have_any_name(watching: Watching) -> None:
     watching.wait_for("started")
     watching.source.write_text(watching.source.read_text().replace("plain.h", "values.def"))

@@ -181,6 +181,7 @@ def test_nvfp4_accuracy(tmp_path: Path) -> None:
 SMALL = ("--hidden", "64", "--layers", "1", "--batch", "2", "--length", "32")
 
 
+@pytest.mark.slow
 def test_fp8_training(tmp_path: Path) -> None:
     text = run("fp8_training.py", *SMALL, "--steps", "6", "--out", "found", cwd=tmp_path)
     assert "4 of 5 layers replaced" in text

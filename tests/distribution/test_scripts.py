@@ -167,6 +167,7 @@ class TestEnvironment:
     def test_no_environment_is_not_usable(self, checkout: Path) -> None:
         assert self.shell(checkout, "venv_usable").returncode == 1
 
+    @pytest.mark.slow
     def test_a_broken_environment_is_made_anew(self, checkout: Path) -> None:
         (checkout / ".venv" / "bin").mkdir(parents=True)
         (checkout / ".venv" / "pyvenv.cfg").touch()

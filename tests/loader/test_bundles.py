@@ -82,6 +82,7 @@ def edit_entry(bundle: Path, change: Callable[[dict[str, Any]], None]) -> None:
     edit_manifest(bundle, builds=[{**build, "directory": str(place.relative_to(bundle))}])
 
 
+@pytest.mark.slow
 def test_it_is_used_far_from_where_it_was_made_and_without_any_compiler(
     toy: Toy, tmp_path: Path
 ) -> None:

@@ -181,6 +181,7 @@ time_t time(time_t* out) {
 """
 
 
+@pytest.mark.slow
 def test_the_clock_is_set_back(tmp_path: Path) -> None:
     """By forty days, for a process whose cache and sources carry the dates of before."""
     gcc = shutil.which("gcc")
@@ -259,6 +260,7 @@ def as_user(number: int, work: Callable[[], bool]) -> Callable[[], bool]:
 
 
 @needs_root
+@pytest.mark.slow
 def test_two_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of root's serves another user, who cannot write to it; a third one's is refused."""
     place = Path(tempfile.mkdtemp(prefix="jitquant-test-"))
@@ -426,6 +428,7 @@ def test_a_library_that_hangs_while_it_is_loaded_is_an_error(
     assert litter(tmp_path / "cache") == []
 
 
+@pytest.mark.slow
 def test_a_library_that_hangs_in_a_forked_child_alone_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -482,6 +482,7 @@ def test_a_toolkit_that_comes_first_is_found_by_a_live_process(
     check(loader, source, 4)
 
 
+@pytest.mark.slow
 def test_the_host_compiler_that_nvcc_is_given_is_known_by_its_contents(
     tmp_path: Path, nvcc: None, monkeypatch: pytest.MonkeyPatch, loader: Loader
 ) -> None:
@@ -553,6 +554,7 @@ def test_what_specs_include_is_known_by_its_contents(tmp_path: Path, loader: Loa
         check(loader, source, value, cxx_flags=[f"-specs={tmp_path}/outer"])
 
 
+@pytest.mark.slow
 def test_a_compiler_that_nvcc_finds_on_path_is_known_by_its_contents(
     tmp_path: Path, nvcc: None, monkeypatch: pytest.MonkeyPatch, loader: Loader
 ) -> None:

@@ -82,6 +82,7 @@ def test_no_build_takes_what_the_cache_has_and_names_the_command_otherwise(
 
 
 @pytest.mark.parametrize("flags", in_quick(1, [("-DEXTRA=1",), ()]))
+@pytest.mark.slow
 def test_the_command_of_a_refused_build_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:

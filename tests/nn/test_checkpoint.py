@@ -1471,6 +1471,7 @@ def test_amaxes_beside_a_calibration(tmp_path: Path) -> None:
         assert scales[f"{name}.input_global_scale"].item() == pytest.approx(2688 / amax)
 
 
+@pytest.mark.slow
 def test_a_killed_call_knows_what_stays_in_fp8(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -385,6 +385,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.slow
 def test_compile() -> None:
     made = NVFP4Linear.from_linear(linear(104, 72), granularity="row")
     other = NVFP4Linear.from_linear(linear(104, 40))

@@ -81,6 +81,7 @@ def test_sizes() -> None:
         assert count == pytest.approx(parameters, rel=0.15)
 
 
+@pytest.mark.slow
 def test_every_format_converts(small: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     measure = formats.Measure(small, torch.device("cpu"), 2)
     bf16 = measure.row("bf16", "", 0)
