@@ -27,3 +27,8 @@ STACK = {
     "quantize_nvfp4_recipe": 96,
     "rotate_quantize": 8,
 }
+
+
+def exceed(module: str, spilled: int, stack: int) -> bool:
+    """Whether a kernel of this module spills more, or has a larger stack, than it may."""
+    return spilled > SPILLED.get(module, 0) or stack > STACK.get(module, 0)

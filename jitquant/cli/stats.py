@@ -52,7 +52,7 @@ def stats(
     view = table("module", "kernel", "for", *right, "limited by", right=right)
     for name, usage in found:
         here = occupancy(usage, threads, shared)
-        spilled = usage.spill_stores + usage.spill_loads
+        spilled = usage.spilled
         view.add_row(
             name,
             usage.short_name,

@@ -233,10 +233,9 @@ def test_no_spills_and_no_stack(name: str, compiled: Callable[[], list[KernelUsa
     kernels = compiled()
     assert {kernel.arch for kernel in kernels} == {OPTIMIZED}
     over = [
-        f"{kernel.name} for {kernel.arch}: {spilled} bytes spilled, a stack of {kernel.stack}"
+        f"{kernel.name} for {kernel.arch}: {kernel.spilled} bytes spilled, stack {kernel.stack}"
         for kernel in kernels
-        for spilled in [kernel.spill_stores + kernel.spill_loads]
-        if spilled > spills.SPILLED.get(name, 0) or kernel.stack > spills.STACK.get(name, 0)
+        if spills.exceed(name, kernel.spilled, kernel.stack)
     ]
     assert not over, "\n".join(over)
 

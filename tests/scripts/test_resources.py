@@ -83,7 +83,7 @@ def test_the_committed_table_is_within_the_bounds(table: str) -> None:
         f"{module}: {name} has a stack of {stack} and spills {spilled}"
         for module, _, text in (section.partition("\n") for section in modules)
         for name, stack, spilled in re.findall(r"\| `(.+)` \| \d+ \| (\d+) \| (\d+) \|", text)
-        if int(spilled) > spills.SPILLED.get(module, 0) or int(stack) > spills.STACK.get(module, 0)
+        if spills.exceed(module, int(spilled), int(stack))
     ]
     assert not over, "\n".join(over)
 

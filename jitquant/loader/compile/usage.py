@@ -61,6 +61,11 @@ class KernelUsage:
     shared: int
 
     @property
+    def spilled(self) -> int:
+        """Bytes that spilling writes and reads, together."""
+        return self.spill_stores + self.spill_loads
+
+    @property
     def name(self) -> str:
         """The kernel's demangled name."""
         return demangle(self.kernel)

@@ -38,7 +38,7 @@ def document(built: Mapping[str, Build], arch: str, digest: str) -> str:
     """
     modules = {name: kernels_of(build) for name, build in built.items()}
     kernels = [usage for found in modules.values() for usage in found]
-    spilling = sum(usage.stack + _spilled(usage) > 0 for usage in kernels)
+    spilling = sum(usage.stack + usage.spilled > 0 for usage in kernels)
     # A wrapper of nvcc is shown after its version.
     versions = sorted({str(build.entry.inputs["nvcc"]).split()[0] for build in built.values()})
     *most, last = map(str, THREADS)
@@ -67,15 +67,11 @@ def document(built: Mapping[str, Build], arch: str, digest: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _spilled(usage: KernelUsage) -> int:
-    return usage.spill_stores + usage.spill_loads
-
-
 def _line(usage: KernelUsage) -> str:
     name = usage.short_name.replace(" >", ">")
     for scope in ("jitquant::", "(anonymous namespace)::"):
         name = name.replace(scope, "")
-    cells = [f"`{name}`", *map(str, (usage.registers, usage.stack, _spilled(usage), usage.shared))]
+    cells = [f"`{name}`", *map(str, (usage.registers, usage.stack, usage.spilled, usage.shared))]
     for threads in THREADS:
         here = occupancy(usage, threads)
         cells.append("-" if here is None else f"{here.occupancy:.0%}")
