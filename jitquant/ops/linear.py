@@ -161,8 +161,9 @@ def _plan_fp8(
     return Plan(x.device, (Result((*x.shape[:-1], n), to),))
 
 
-#: Bounds of the rows of x that have kernels of their own (linear_tiles.cuh).
-_FEWEST_ROWS, _FEW_ROWS, _SOME_ROWS, _MORE_ROWS = 2, 16, 64, 128
+#: Bounds of the rows of x that have kernels of their own (linear_tiles.cuh). Up to 16, the kernels
+#: are those for results in any dtype, and none are tiles.
+_ROWS, _FEW_ROWS = (2, 16, 32, 64, 128), 16
 
 
 _CODES = Part("codes", ("-DJITQUANT_LINEAR_CODES",))
@@ -184,7 +185,7 @@ def _part(
     if of is None or to is None:
         return None
     rows, cols = x.shape[:-1].numel(), CODES_PER_BYTE * w_fp4.shape[-1:].numel()
-    most = next((n for n in (_FEWEST_ROWS, _FEW_ROWS, _SOME_ROWS, _MORE_ROWS) if rows <= n), 0)
+    most = next((n for n in _ROWS if rows <= n), 0)
     tiled = rows > _FEW_ROWS and in_tiles(x, cols)
     return _of_rows(of, to, most, tiled, not tiled and cols % SEGMENT == 0)
 
@@ -196,15 +197,15 @@ def _of_rows(of: Part, to: Part, most: int, tiled: bool = False, aligned: bool =
         return _of_rows(of, to, most).narrowed("in_tiles", "-DJITQUANT_LINEAR_TILES")
     if aligned:
         return _of_rows(of, to, most).aligned
-    flag = f"-DJITQUANT_LINEAR_ROWS={most}"
-    if most == _FEWEST_ROWS:
-        return of.narrowed("fewest_rows", flag)._replace(of=_of_rows(of, to, _FEW_ROWS))
-    if most == _FEW_ROWS:
-        return of.narrowed("few_rows", flag).apart()
-    # All of a dtype of x would be for results in other dtypes too, which cost the most.
-    name = {_SOME_ROWS: "some", _MORE_ROWS: "more"}.get(most, "many")
-    part = of.narrowed(f"{name}_rows_{to.name}", flag, *to.flags)
-    return part._replace(of=_of_rows(of, to, 0)) if most == _MORE_ROWS else part.apart()
+    name, flag = f"{most or 'many'}_rows", f"-DJITQUANT_LINEAR_ROWS={most}"
+    if 0 < most <= _FEW_ROWS:
+        part = of.narrowed(name, flag)
+    else:
+        # All of a dtype of x would be for results in other dtypes too, which cost the most.
+        part = of.narrowed(f"{name}_{to.name}", flag, *to.flags)
+    # Others have these kernels too.
+    wider = {2: 16, 128: 0}
+    return part._replace(of=_of_rows(of, to, wider[most])) if most in wider else part.apart()
 
 
 def takes_fp8(device: torch.device, n: int, cols: int) -> bool:

@@ -330,9 +330,9 @@ cudaError_t launch_tiles(const Nvfp4Weight& w, const LinearOperand& x, const Lin
   return launch<kKernel>(shape, stream, w, x, codes, x_map, to, plan);
 }
 
-// -DJITQUANT_LINEAR_ROWS=2 builds a library for up to 2 rows, =16 for up to 16, =64 for 17 to 64,
-// =128 for 65 to 128, and =0 for more than 64. Each compiles in a fraction of the time of all. With
-// -DJITQUANT_LINEAR_TILES more than 16 rows have to be multiplied by tiles.
+// -DJITQUANT_LINEAR_ROWS=2 builds a library for up to 2 rows, =16 for up to 16, =32 for 17 to 32,
+// =64 for 33 to 64, =128 for 65 to 128, and =0 for more than 64. Each compiles in a fraction of the
+// time of all. With -DJITQUANT_LINEAR_TILES more than 16 rows have to be multiplied by tiles.
 #ifdef JITQUANT_LINEAR_TILES
 constexpr bool kTakesUntiled = false;
 #else
@@ -340,22 +340,26 @@ constexpr bool kTakesUntiled = true;
 #endif
 #ifdef JITQUANT_LINEAR_ROWS
 constexpr int kForRows = JITQUANT_LINEAR_ROWS;
-constexpr bool kTakesFew = kForRows == 16, kTakesFewest = kTakesFew || kForRows == 2,
-               kTakesSome = kForRows == 64, kTakesMost = kForRows == 0,
-               kTakesMore = kTakesMost || kForRows == 128;
+constexpr bool kTakes16 = kForRows == 16, kTakes2 = kTakes16 || kForRows == 2,
+               kTakes32 = kForRows == 32, kTakes64 = kForRows == 64, kTakesMore = kForRows == 0,
+               kTakes128 = kTakesMore || kForRows == 128;
 #else
-constexpr bool kTakesFewest = true, kTakesFew = true, kTakesSome = true, kTakesMore = true,
-               kTakesMost = true;
+constexpr bool kTakes2 = true, kTakes16 = true, kTakes32 = true, kTakes64 = true, kTakes128 = true,
+               kTakesMore = true;
 #endif
 
 // Rows of x, warpgroups across W, warpgroups along k, depth of a stage, number of stages.
 using Tall32 = TileShape<32, 1, 4, 256, 8, XOrder::kPlain>;
 using Tall64 = TileShape<64, 1, 4, 256, 4, XOrder::kPlain>;
 using Wide32 = TileShape<32, 4, 1, 256, 4, XOrder::kOrdered>;
+using Wide32By128 = TileShape<32, 2, 2, 256, 5, XOrder::kOrdered>;  // 128 rows of W
+using Wide32By192 = TileShape<32, 3, 1, 256, 4, XOrder::kOrdered>;  // 192
 using Wide64 = TileShape<64, 4, 1, 256, 3, XOrder::kOrdered>;
+using Wide64By128 = TileShape<64, 2, 1, 256, 4, XOrder::kOrdered>;
+using Wide64By192 = TileShape<64, 3, 1, 256, 3, XOrder::kOrdered>;
 using Tall128 = TileShape<128, 1, 2, 128, 5, XOrder::kPlain>;
 using Wide128 = TileShape<128, 2, 1, 128, 5, XOrder::kOrdered>;
-using Wide128By192 = TileShape<128, 3, 1, 128, 4, XOrder::kOrdered>;  // 192 rows of W
+using Wide128By192 = TileShape<128, 3, 1, 128, 4, XOrder::kOrdered>;
 using Wide192 = TileShape<192, 2, 1, 128, 3, XOrder::kPlain>;
 using Wide256 = TileShape<256, 2, 1, 128, 3, XOrder::kPlain>;
 // The same, but a cluster has one tile and each of its two blocks takes half of k.
@@ -370,7 +374,7 @@ bool takes_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
   const auto aligned = [](const void* p, uintptr_t bytes) {
     return reinterpret_cast<uintptr_t>(p) % bytes == 0;
   };
-  using Any = std::conditional_t<kTakesSome, Wide64, Tall128>;
+  using Any = std::conditional_t<kTakes32, Tall32, std::conditional_t<kTakes64, Tall64, Tall128>>;
   const bool x_fits = LinearInput<Input>::kCodes || (aligned(x.data, 16) && x.stride % 8 == 0);
   return w.cols % 64 == 0 && aligned(w.codes, 16) && aligned(w.scales, 4) && x_fits &&
          x.rows <= std::numeric_limits<int32_t>::max() / 2 &&
@@ -475,36 +479,46 @@ class TileChoice {
 template <class Input>
 TileChoice<Input> choose_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
   TileChoice<Input> choice(w, x);
-  const bool some = x.rows <= 64;
-  if constexpr (kTakesSome) {
-    if (some) {
+  if constexpr (kTakes32) {
+    if (x.rows <= 32) {
       choice.template offer<Tall32>(22);
-      choice.template offer<Wide32>(62);
-      choice.template offer<Split<Tall32>>(17);
-      choice.template offer<Tall64>(31);
-      choice.template offer<Wide64>(73);
-      choice.template offer<Split<Tall64>>(21);
+      choice.template offer<Split<Tall32>>(15);
+      choice.template offer<Wide32>(57);
+      choice.template offer<Wide32By128>(29);
+      choice.template offer<Wide32By192>(43);
+      choice.template offer<Split<Wide32By192>>(25);
+    }
+  }
+  if constexpr (kTakes64) {
+    if (x.rows > 32 && x.rows <= 64) {
+      choice.template offer<Tall64>(27);
+      choice.template offer<Split<Tall64>>(17);
+      choice.template offer<Wide64>(69);
+      choice.template offer<Wide64By128>(36);
+      choice.template offer<Wide64By192>(51);
+      choice.template offer<Split<Wide64By192>>(29);
+    }
+  }
+  if constexpr (kTakes128) {
+    if (x.rows > 64) {
+      choice.template offer<Tall128>(40);
+      choice.template offer<Wide128>(57);
+      choice.template offer<Split<Tall128>>(24);
+      choice.template offer<Wide128By192>(80);
+      choice.template offer<Split<Wide128By192>>(48);
+      if (x.rows <= 128) choice.template offer<Split<Wide128>>(33);
     }
   }
   if constexpr (kTakesMore) {
-    if (!some) {
-      choice.template offer<Tall128>(38);
-      choice.template offer<Wide128>(57);
-      choice.template offer<Split<Tall128>>(24);
-      choice.template offer<Wide128By192>(77);
-      choice.template offer<Split<Wide128By192>>(50);
-    }
-  }
-  if constexpr (kTakesMost) {
     // Up to 128 rows, Wide128 and Split<Wide128By192> have no more tiles and take less.
     if (x.rows > 128) {
-      choice.template offer<Wide256>(93);
-      choice.template offer<Split<Wide256>>(56);
-      choice.template offer<Wide192>(77);
+      choice.template offer<Wide256>(95);
+      choice.template offer<Split<Wide256>>(57);
+      choice.template offer<Wide192>(83);
       choice.template offer<Split<Wide192>>(46);
-      choice.template offer_both<Wide256, Split<Wide256>>(93, 56);
-      choice.template offer_both<Wide256, Tall128>(93, 38);
-      choice.template offer_both<Wide256, Split<Tall128>>(93, 24);
+      choice.template offer_both<Wide256, Split<Wide256>>(95, 57);
+      choice.template offer_both<Wide256, Tall128>(95, 40);
+      choice.template offer_both<Wide256, Split<Tall128>>(95, 24);
     }
   }
   return choice;

@@ -607,12 +607,12 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
 }
 
 constexpr int kMostRows = 16;  // per launch of nvfp4_linear_kernel
-constexpr bool kTakesMany = kTakesSome || kTakesMore;
+constexpr bool kTakesTiles = kTakes32 || kTakes64 || kTakes128;
 
 // A template, so that only libraries that need the tile kernels compile them.
 template <class Input>
 bool takes_tiles_of(const Nvfp4Weight& w, const LinearOperand& x) {
-  if constexpr (kTakesMany) {
+  if constexpr (kTakesTiles) {
     return x.rows > kMostRows && takes_tiles<Input>(w, x);
   }
   return false;
@@ -623,13 +623,14 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
                         float* rewritten, cudaStream_t stream) {
   const bool aligned = is_aligned<Input>(w, x);
   const int64_t rows = x.rows;
-  const bool taken = rows <= 2           ? kTakesFewest
-                     : rows <= kMostRows ? kTakesFew
-                     : rows <= 64        ? kTakesSome
-                     : rows <= 128       ? kTakesMore
-                                         : kTakesMost;
+  const bool taken = rows <= 2           ? kTakes2
+                     : rows <= kMostRows ? kTakes16
+                     : rows <= 32        ? kTakes32
+                     : rows <= 64        ? kTakes64
+                     : rows <= 128       ? kTakes128
+                                         : kTakesMore;
   if (!taken) return kLacksKernels;
-  if constexpr (kTakesMany) {
+  if constexpr (kTakesTiles) {
     if (takes_tiles_of<Input>(w, x)) {
       using T = typename LinearInput<Input>::Operand;
       return choose_tiles<Input>(w, x).launch(reinterpret_cast<T*>(rewritten), to, stream);
@@ -660,15 +661,15 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
     constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
     constexpr LinearWay kFewest = kAfter ? LinearWay::kTwoRows : LinearWay::kEightRows;
     cudaError_t error = cudaSuccess;
-    if constexpr (kTakesFewest) {
+    if constexpr (kTakes2) {
       if (rows <= 2) error = go(std::integral_constant<LinearWay, kFewest>());
     }
-    if constexpr (kTakesFew) {
+    if constexpr (kTakes16) {
       if (rows > 2 && rows <= 8) {
         error = go(std::integral_constant<LinearWay, LinearWay::kEightRows>());
       }
     }
-    if constexpr (kTakesFew || (kTakesMany && kTakesUntiled)) {
+    if constexpr (kTakes16 || (kTakesTiles && kTakesUntiled)) {
       if (rows > 8) error = go(std::integral_constant<LinearWay, LinearWay::kSixteenRows>());
     } else if (rows > 8) {
       error = kLacksKernels;
@@ -704,7 +705,7 @@ R with_input(const LinearOperand& x, R otherwise, F&& f) {
 int64_t nvfp4_linear_rewritten(const Nvfp4Weight& w, const LinearOperand& x) {
   return with_input(x, int64_t{0}, [&](auto input) {
     using Input = decltype(input);
-    if constexpr (kTakesMany) {
+    if constexpr (kTakesTiles) {
       const bool rewrites = takes_tiles_of<Input>(w, x) && choose_tiles<Input>(w, x).rewrites();
       return rewrites ? x.rows * w.cols / 2 : int64_t{0};
     }

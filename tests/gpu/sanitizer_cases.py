@@ -26,8 +26,9 @@ def products(linear) -> None:  # type: ignore[no-untyped-def]
             codes, scales = packed(m, k)
             linear(codes, *w, scales, gsa)
             linear(codes, *w, scales, torch.rand(m, device="cuda"), bias=torch.randn(n).cuda())
-    for n, m in ((4100, 300), (5130, 400)):  # tiles of 192 rows of x, which end behind the last one
-        linear(torch.randn(m, 128).bfloat16().cuda(), *packed(n, 128), gsa)
+    # Tiles of other sizes, on an H200, which end behind the last row.
+    for n, m, k in ((4100, 300, 128), (5130, 400, 128), (9001, 60, 1088), (13001, 30, 1600)):
+        linear(torch.randn(m, k).bfloat16().cuda(), *packed(n, k), gsa)
 
 
 def refolded_weights(refold) -> None:  # type: ignore[no-untyped-def]

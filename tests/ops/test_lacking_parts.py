@@ -50,12 +50,12 @@ def arguments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_a_wider_part_is_built_and_kept(
     arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = _Library({"bf16_fewest_rows_aligned": LACKS})
+    library = _Library({"bf16_2_rows_aligned": LACKS})
     monkeypatch.setattr(LINEAR, "_compile", library.compile)
-    assert LINEAR._run("default", arguments) == ("bf16_fewest_rows",)
-    assert library.built == ["bf16_fewest_rows_aligned", "bf16_fewest_rows"]
-    assert LINEAR.direct(arguments) == ("bf16_fewest_rows",)
-    assert LINEAR._run("default", arguments) == ("bf16_fewest_rows",)
+    assert LINEAR._run("default", arguments) == ("bf16_2_rows",)
+    assert library.built == ["bf16_2_rows_aligned", "bf16_2_rows"]
+    assert LINEAR.direct(arguments) == ("bf16_2_rows",)
+    assert LINEAR._run("default", arguments) == ("bf16_2_rows",)
     assert len(library.built) == 2
 
 
@@ -66,20 +66,20 @@ def test_past_the_dispatcher(
     library = _Library({})
     monkeypatch.setattr(LINEAR, "_compile", library.compile)
     LINEAR._run("default", arguments)
-    library.failing["bf16_fewest_rows_aligned"] = LACKS
+    library.failing["bf16_2_rows_aligned"] = LACKS
     # `dispatched` builds the wider one.
     if by_keyword:
         assert LINEAR.into(None, **arguments) == arguments
     else:
         assert LINEAR.direct(arguments) is NotImplemented
-    assert LINEAR._run("default", arguments) == ("bf16_fewest_rows",)
-    assert LINEAR.into(None, **arguments) == ("bf16_fewest_rows",)
+    assert LINEAR._run("default", arguments) == ("bf16_2_rows",)
+    assert LINEAR.into(None, **arguments) == ("bf16_2_rows",)
 
 
 def test_the_whole_module_lacks_nothing(
     arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ("bf16_fewest_rows_aligned", "bf16_fewest_rows", "bf16_few_rows", "whole")
+    names = ("bf16_2_rows_aligned", "bf16_2_rows", "bf16_16_rows", "whole")
     library = _Library(dict.fromkeys(names, LACKS))
     monkeypatch.setattr(LINEAR, "_compile", library.compile)
     with pytest.raises(RuntimeError, match="invalid device function"):
@@ -90,7 +90,7 @@ def test_the_whole_module_lacks_nothing(
 def test_other_errors_are_the_callers(
     arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = _Library({"bf16_fewest_rows_aligned": "CUDA error cudaErrorLaunchFailure"})
+    library = _Library({"bf16_2_rows_aligned": "CUDA error cudaErrorLaunchFailure"})
     monkeypatch.setattr(LINEAR, "_compile", library.compile)
     for call in (
         lambda: LINEAR._run("default", arguments),
@@ -99,4 +99,4 @@ def test_other_errors_are_the_callers(
     ):
         with pytest.raises(RuntimeError, match="cudaErrorLaunchFailure"):
             call()
-    assert library.built == ["bf16_fewest_rows_aligned"]
+    assert library.built == ["bf16_2_rows_aligned"]

@@ -192,10 +192,11 @@ def test_scale_inv_is_one_or_one_a_row(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("x", "least"),
     [
-        (randn(2, 96), ("bf16_fewest_rows", "bf16_fewest_rows")),
-        (X, ("bf16_few_rows", "bf16_few_rows")),
-        (randn(17, 96), ("bf16_some_rows_to_bf16", "bf16_some_rows_to_fp32")),
-        (randn(65, 96), ("bf16_more_rows_to_bf16", "bf16_more_rows_to_fp32")),
+        (randn(2, 96), ("bf16_2_rows", "bf16_2_rows")),
+        (X, ("bf16_16_rows", "bf16_16_rows")),
+        (randn(17, 96), ("bf16_32_rows_to_bf16", "bf16_32_rows_to_fp32")),
+        (randn(33, 96), ("bf16_64_rows_to_bf16", "bf16_64_rows_to_fp32")),
+        (randn(65, 96), ("bf16_128_rows_to_bf16", "bf16_128_rows_to_fp32")),
         (randn(129, 96), ("bf16_many_rows_to_bf16", "bf16_many_rows_to_fp32")),
     ],
 )
@@ -218,7 +219,7 @@ def test_a_first_call_waits_for_the_dtype_of_its_result(
             else:
                 assert narrow == part
     codes = {"x": jitquant.quantize_nvfp4(randn(17, 96)).x_fp4, "w_fp4": w_fp4, "x_sf": X}
-    for few, name in ((16, "codes_few_rows"), (64, "codes_some_rows_to_bf16")):
+    for few, name in ((16, "codes_16_rows"), (17, "codes_32_rows_to_bf16")):
         part = LINEAR.part({**codes, "x": codes["x"][:few], "dtype": None})
         assert part is not None
         assert part.name == name

@@ -25,7 +25,7 @@ def test_parts_of_the_dtypes_are_enough(monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("amax_gsa", "fused_rmsnorm_quantize", "nvfp4_experts", "quantize_mxfp4"):
         assert parts[name] == both
     linear = {part for part, _ in parts["nvfp4_linear"]}
-    assert linear >= {"bf16_few_rows", "bf16_many_rows_to_bf16", "fp16_some_rows_to_fp16"}
+    assert linear >= {"bf16_16_rows", "bf16_many_rows_to_bf16", "fp16_64_rows_to_fp16"}
     assert "dequantize" not in parts  # what reads codes is built as a whole
     assert parts.keys() <= {op.module for op in ALL_OPS}
 
