@@ -72,7 +72,7 @@ _TELLING = ("rotate", "granularity", "scale_format", "recipe", "activation", "se
 def first_calls(dtype: torch.dtype) -> list[tuple[str, Part | None]]:
     """Module and part that first calls of ops with ``dtype`` wait for, each once; None: all."""
     # Rows of each kind that products have kernels for.
-    counts = (1, 16, 32, 64, 128, 1024)
+    counts = (1, 16, 32, 64, 96, 128, 1024)
     inputs = [torch.empty(rows, SEGMENT, dtype=dtype, device="meta") for rows in counts]
     few, many = (
         torch.empty(experts, 16, SEGMENT // CODES_PER_BYTE, dtype=torch.uint8, device="meta")

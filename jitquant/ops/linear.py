@@ -163,7 +163,7 @@ def _plan_fp8(
 
 #: Bounds of the rows of x that have kernels of their own (linear_tiles.cuh). Up to 16, the kernels
 #: are those for results in any dtype, and none are tiles.
-_ROWS, _FEW_ROWS = (2, 16, 32, 64, 128), 16
+_ROWS, _FEW_ROWS = (2, 16, 32, 64, 96, 128), 16
 
 
 _CODES = Part("codes", ("-DJITQUANT_LINEAR_CODES",))
@@ -198,14 +198,12 @@ def _of_rows(of: Part, to: Part, most: int, tiled: bool = False, aligned: bool =
     if aligned:
         return _of_rows(of, to, most).aligned
     name, flag = f"{most or 'many'}_rows", f"-DJITQUANT_LINEAR_ROWS={most}"
-    if 0 < most <= _FEW_ROWS:
-        part = of.narrowed(name, flag)
-    else:
-        # All of a dtype of x would be for results in other dtypes too, which cost the most.
-        part = of.narrowed(f"{name}_{to.name}", flag, *to.flags)
-    # Others have these kernels too.
-    wider = {2: 16, 128: 0}
-    return part._replace(of=_of_rows(of, to, wider[most])) if most in wider else part.apart()
+    if 0 < most < _FEW_ROWS:
+        return of.narrowed(name, flag)._replace(of=_of_rows(of, to, _FEW_ROWS))
+    if most == _FEW_ROWS:
+        return of.narrowed(name, flag).apart()
+    # All of a dtype of x would be for results in other dtypes too, which cost the most.
+    return of.narrowed(f"{name}_{to.name}", flag, *to.flags).apart()
 
 
 def takes_fp8(device: torch.device, n: int, cols: int) -> bool:

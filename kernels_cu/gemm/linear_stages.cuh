@@ -354,7 +354,8 @@ __device__ __forceinline__ void store_as(const LinearEpilogue& to, float (&d)[kS
   }
   // A store may change what a later load reads, for all that the compiler knows. So the factors and
   // the residual of these many rows are loaded together, and not each behind the store before it.
-  constexpr int kRows = kSums / 2, kTogether = kSums <= 32 ? 4 : 8;
+  constexpr int kRows = kSums / 2;
+  constexpr int kTogether = kSums <= 48 || kRows / kParts % 8 != 0 ? 4 : 8;
   // Rows that have code of their own; for the next ones, their sums move to where these were. This
   // saves the compiler most of its time, and costs a move for each sum of the second half. Results
   // of two bytes that form no words are rare.

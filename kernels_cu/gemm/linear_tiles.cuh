@@ -331,8 +331,9 @@ cudaError_t launch_tiles(const Nvfp4Weight& w, const LinearOperand& x, const Lin
 }
 
 // -DJITQUANT_LINEAR_ROWS=2 builds a library for up to 2 rows, =16 for up to 16, =32 for 17 to 32,
-// =64 for 33 to 64, =128 for 65 to 128, and =0 for more than 64. Each compiles in a fraction of the
-// time of all. With -DJITQUANT_LINEAR_TILES more than 16 rows have to be multiplied by tiles.
+// =64 for 33 to 64, =96 for 65 to 96, =128 for 97 to 128, and =0 for more. Each compiles in a
+// fraction of the time of all. With -DJITQUANT_LINEAR_TILES more than 16 rows have to be
+// multiplied by tiles.
 #ifdef JITQUANT_LINEAR_TILES
 constexpr bool kTakesUntiled = false;
 #else
@@ -341,11 +342,11 @@ constexpr bool kTakesUntiled = true;
 #ifdef JITQUANT_LINEAR_ROWS
 constexpr int kForRows = JITQUANT_LINEAR_ROWS;
 constexpr bool kTakes16 = kForRows == 16, kTakes2 = kTakes16 || kForRows == 2,
-               kTakes32 = kForRows == 32, kTakes64 = kForRows == 64, kTakesMore = kForRows == 0,
-               kTakes128 = kTakesMore || kForRows == 128;
+               kTakes32 = kForRows == 32, kTakes64 = kForRows == 64, kTakes96 = kForRows == 96,
+               kTakes128 = kForRows == 128, kTakesMore = kForRows == 0;
 #else
-constexpr bool kTakes2 = true, kTakes16 = true, kTakes32 = true, kTakes64 = true, kTakes128 = true,
-               kTakesMore = true;
+constexpr bool kTakes2 = true, kTakes16 = true, kTakes32 = true, kTakes64 = true, kTakes96 = true,
+               kTakes128 = true, kTakesMore = true;
 #endif
 
 // Rows of x, warpgroups across W, warpgroups along k, depth of a stage, number of stages.
@@ -357,10 +358,17 @@ using Wide32By192 = TileShape<32, 3, 1, 256, 4, XOrder::kOrdered>;  // 192
 using Wide64 = TileShape<64, 4, 1, 256, 3, XOrder::kOrdered>;
 using Wide64By128 = TileShape<64, 2, 1, 256, 4, XOrder::kOrdered>;
 using Wide64By192 = TileShape<64, 3, 1, 256, 3, XOrder::kOrdered>;
+using Tall96 = TileShape<96, 1, 2, 128, 6, XOrder::kPlain>;
+using Wide96 = TileShape<96, 4, 1, 128, 5, XOrder::kOrdered>;
+using Wide96By128 = TileShape<96, 2, 1, 128, 6, XOrder::kOrdered>;
+using Wide96By192 = TileShape<96, 3, 1, 128, 5, XOrder::kOrdered>;
 using Tall128 = TileShape<128, 1, 2, 128, 5, XOrder::kPlain>;
 using Wide128 = TileShape<128, 2, 1, 128, 5, XOrder::kOrdered>;
 using Wide128By192 = TileShape<128, 3, 1, 128, 4, XOrder::kOrdered>;
-using Wide192 = TileShape<192, 2, 1, 128, 3, XOrder::kPlain>;
+using Wide160 = TileShape<160, 2, 1, 128, 4, XOrder::kOrdered>;
+using Wide160By192 = TileShape<160, 3, 1, 128, 4, XOrder::kOrdered>;
+using Wide192 = TileShape<192, 2, 1, 128, 3, XOrder::kOrdered>;
+using Plain192 = TileShape<192, 2, 1, 128, 3, XOrder::kPlain>;
 using Wide256 = TileShape<256, 2, 1, 128, 3, XOrder::kPlain>;
 // The same, but a cluster has one tile and each of its two blocks takes half of k.
 template <class Shape>
@@ -374,7 +382,9 @@ bool takes_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
   const auto aligned = [](const void* p, uintptr_t bytes) {
     return reinterpret_cast<uintptr_t>(p) % bytes == 0;
   };
-  using Any = std::conditional_t<kTakes32, Tall32, std::conditional_t<kTakes64, Tall64, Tall128>>;
+  using Any = std::conditional_t<
+      kTakes32, Tall32,
+      std::conditional_t<kTakes64, Tall64, std::conditional_t<kTakes96, Wide96, Tall128>>>;
   const bool x_fits = LinearInput<Input>::kCodes || (aligned(x.data, 16) && x.stride % 8 == 0);
   return w.cols % 64 == 0 && aligned(w.codes, 16) && aligned(w.scales, 4) && x_fits &&
          x.rows <= std::numeric_limits<int32_t>::max() / 2 &&
@@ -499,26 +509,43 @@ TileChoice<Input> choose_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
       choice.template offer<Split<Wide64By192>>(29);
     }
   }
-  if constexpr (kTakes128) {
-    if (x.rows > 64) {
-      choice.template offer<Tall128>(40);
+  if constexpr (kTakes96) {
+    if (x.rows > 64 && x.rows <= 96) {
+      choice.template offer<Split<Tall96>>(20);
+      choice.template offer<Split<Wide96By128>>(29);
+      choice.template offer<Split<Wide96By192>>(39);
+      choice.template offer<Wide96By128>(46);
+      choice.template offer<Wide96By192>(58);
+      choice.template offer<Wide96>(83);
+    }
+  }
+  if constexpr (kTakes128 || kTakesMore) {
+    if (x.rows > 96) {
+      choice.template offer<Tall128>(43);
       choice.template offer<Wide128>(57);
       choice.template offer<Split<Tall128>>(24);
-      choice.template offer<Wide128By192>(80);
-      choice.template offer<Split<Wide128By192>>(48);
-      if (x.rows <= 128) choice.template offer<Split<Wide128>>(33);
+      choice.template offer<Wide128By192>(79);
+    }
+  }
+  if constexpr (kTakes128) {
+    if (x.rows > 96 && x.rows <= 128) {
+      choice.template offer<Split<Wide128>>(34);
+      choice.template offer<Split<Wide128By192>>(51);
     }
   }
   if constexpr (kTakesMore) {
-    // Up to 128 rows, Wide128 and Split<Wide128By192> have no more tiles and take less.
     if (x.rows > 128) {
-      choice.template offer<Wide256>(95);
-      choice.template offer<Split<Wide256>>(57);
-      choice.template offer<Wide192>(83);
-      choice.template offer<Split<Wide192>>(46);
-      choice.template offer_both<Wide256, Split<Wide256>>(95, 57);
-      choice.template offer_both<Wide256, Tall128>(95, 40);
-      choice.template offer_both<Wide256, Split<Tall128>>(95, 24);
+      choice.template offer<Wide160>(60);
+      choice.template offer<Split<Wide160>>(40);
+      choice.template offer<Wide160By192>(87);
+      choice.template offer<Split<Wide160By192>>(55);
+      choice.template offer<Wide192>(76);
+      choice.template offer<Split<Plain192>>(46);
+      choice.template offer<Wide256>(94);
+      choice.template offer<Split<Wide256>>(60);
+      choice.template offer_both<Wide256, Split<Wide256>>(94, 60);
+      choice.template offer_both<Wide256, Tall128>(94, 43);
+      choice.template offer_both<Wide256, Split<Tall128>>(94, 24);
     }
   }
   return choice;

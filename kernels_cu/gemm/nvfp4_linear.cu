@@ -607,7 +607,7 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
 }
 
 constexpr int kMostRows = 16;  // per launch of nvfp4_linear_kernel
-constexpr bool kTakesTiles = kTakes32 || kTakes64 || kTakes128;
+constexpr bool kTakesTiles = kTakes32 || kTakes64 || kTakes96 || kTakes128 || kTakesMore;
 
 // A template, so that only libraries that need the tile kernels compile them.
 template <class Input>
@@ -627,6 +627,7 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
                      : rows <= kMostRows ? kTakes16
                      : rows <= 32        ? kTakes32
                      : rows <= 64        ? kTakes64
+                     : rows <= 96        ? kTakes96
                      : rows <= 128       ? kTakes128
                                          : kTakesMore;
   if (!taken) return kLacksKernels;

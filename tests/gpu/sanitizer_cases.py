@@ -27,7 +27,7 @@ def products(linear) -> None:  # type: ignore[no-untyped-def]
             linear(codes, *w, scales, gsa)
             linear(codes, *w, scales, torch.rand(m, device="cuda"), bias=torch.randn(n).cuda())
     # Tiles of other sizes, on an H200, which end behind the last row.
-    for n, m, k in ((4100, 300, 128), (5130, 400, 128), (9001, 60, 1088), (13001, 30, 1600)):
+    for n, m, k in ((4100, 330, 576), (17001, 150, 576), (9001, 60, 1088), (13001, 30, 1600)):
         linear(torch.randn(m, k).bfloat16().cuda(), *packed(n, k), gsa)
 
 

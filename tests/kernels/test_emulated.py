@@ -249,7 +249,7 @@ def test_products_in_tiles(machine: Machine, checked: set[str], descending: bool
     for sample in (s for s in SAMPLES["nvfp4_linear"] if s.label.startswith("tiles-")):
         _check(machine, sample, [(HOPPER, descending)])
     tiles = {name: ran for name, ran in machine.kernels().items() if "nvfp4_linear_tiles" in name}
-    assert len(tiles) == 44
+    assert len(tiles) == 64
     assert all(tiles.values()), [name for name, ran in tiles.items() if not ran]
     assert [ran for name, ran in machine.kernels().items() if "order_rows" in name] == [True] * 4
     checked.add("tiles")

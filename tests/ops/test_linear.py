@@ -196,7 +196,8 @@ def test_scale_inv_is_one_or_one_a_row(shape: tuple[int, ...]) -> None:
         (X, ("bf16_16_rows", "bf16_16_rows")),
         (randn(17, 96), ("bf16_32_rows_to_bf16", "bf16_32_rows_to_fp32")),
         (randn(33, 96), ("bf16_64_rows_to_bf16", "bf16_64_rows_to_fp32")),
-        (randn(65, 96), ("bf16_128_rows_to_bf16", "bf16_128_rows_to_fp32")),
+        (randn(65, 96), ("bf16_96_rows_to_bf16", "bf16_96_rows_to_fp32")),
+        (randn(97, 96), ("bf16_128_rows_to_bf16", "bf16_128_rows_to_fp32")),
         (randn(129, 96), ("bf16_many_rows_to_bf16", "bf16_many_rows_to_fp32")),
     ],
 )

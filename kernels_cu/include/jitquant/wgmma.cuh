@@ -143,7 +143,8 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
       "+f"(d[i + 11]), "+f"(d[i + 12]), "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
 #define JITQUANT_SUMS_16 JITQUANT_SUMS(0)
 #define JITQUANT_SUMS_32 JITQUANT_SUMS_16, JITQUANT_SUMS(16)
-#define JITQUANT_SUMS_64 JITQUANT_SUMS_32, JITQUANT_SUMS(32), JITQUANT_SUMS(48)
+#define JITQUANT_SUMS_48 JITQUANT_SUMS_32, JITQUANT_SUMS(32)
+#define JITQUANT_SUMS_64 JITQUANT_SUMS_48, JITQUANT_SUMS(48)
 #define JITQUANT_SUMS_80 JITQUANT_SUMS_64, JITQUANT_SUMS(64)
 #define JITQUANT_SUMS_96 JITQUANT_SUMS_80, JITQUANT_SUMS(80)
 #define JITQUANT_SUMS_128 JITQUANT_SUMS_96, JITQUANT_SUMS(96), JITQUANT_SUMS(112)
@@ -151,9 +152,11 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
 #define JITQUANT_NAMES_32 \
   JITQUANT_NAMES_16       \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define JITQUANT_NAMES_64                                                            \
-  JITQUANT_NAMES_32                                                                  \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+#define JITQUANT_NAMES_48 \
+  JITQUANT_NAMES_32       \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define JITQUANT_NAMES_64 \
+  JITQUANT_NAMES_48       \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define JITQUANT_NAMES_80 \
   JITQUANT_NAMES_64       \
@@ -194,6 +197,8 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[kSums], const uint32_t
     JITQUANT_WGMMA(16, 32, "%16, %17, %18, %19", "%20, %21, %22, %23", "%24", "%25")
   } else if constexpr (kSums == 32) {
     JITQUANT_WGMMA(32, 64, "%32, %33, %34, %35", "%36, %37, %38, %39", "%40", "%41")
+  } else if constexpr (kSums == 48) {
+    JITQUANT_WGMMA(48, 96, "%48, %49, %50, %51", "%52, %53, %54, %55", "%56", "%57")
   } else if constexpr (kSums == 64) {
     JITQUANT_WGMMA(64, 128, "%64, %65, %66, %67", "%68, %69, %70, %71", "%72", "%73")
   } else if constexpr (kSums == 80) {
