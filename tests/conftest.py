@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     own = config.stash.get(OWN, None)
     if own is not None:
         shutil.rmtree(own, ignore_errors=True)
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    """``torch.compile`` knows nothing of other tests, and they nothing of this one."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()

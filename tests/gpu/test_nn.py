@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -51,13 +50,6 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 
     monkeypatch.setattr(_matmul, "scaled_mm", counted)
     return calls
-
-
-@pytest.fixture
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 # Sizes of tiles, of none, one row, and several leading dimensions; no two alike.

@@ -7,7 +7,7 @@ import io
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -456,13 +456,6 @@ def test_copies_and_pickles_have_no_cache() -> None:
         assert other._cache._kept is None
         assert torch.equal(other(x), y)
     assert len(pickle.dumps(made)) < made.weight.nbytes + 4000
-
-
-@pytest.fixture
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @pytest.mark.usefixtures("_fresh_compiler")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -125,13 +125,6 @@ def test_autocast_does_not_reach_the_sums(kind: str) -> None:
 def test_no_rows() -> None:
     q, w = jitquant.quantize_nvfp4(randn(64, IN))[:0], jitquant.quantize_nvfp4(experts())
     assert grouped_linear(q, w, torch.zeros(EXPERTS, dtype=torch.int32)).shape == (0, OUT)
-
-
-@pytest.fixture
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @pytest.mark.usefixtures("_fresh_compiler")

@@ -186,11 +186,11 @@ def test_is_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _matmul.capability(cuda) == (0, 0)
 
 
+@pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.filterwarnings("error")
 def test_a_compiled_function_knows_the_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(_matmul, "_capability", functools.cache(lambda index: (9 + index, 0)))
-    torch.compiler.reset()
 
     def f(x: Tensor) -> Tensor:
         first, second = (torch.device("cuda", index) for index in range(2))
@@ -198,4 +198,3 @@ def test_a_compiled_function_knows_the_capability(monkeypatch: pytest.MonkeyPatc
         return x + _matmul.major(second) if _matmul.block_scale_format(second) == "ue8m0" else x
 
     assert torch.compile(f, fullgraph=True, backend="eager")(torch.zeros(1)) == 11
-    torch.compiler.reset()

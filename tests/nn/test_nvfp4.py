@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -375,13 +374,6 @@ def test_zeros_and_no_rows() -> None:
     with torch.no_grad():
         plain.weight.zero_()
     assert (NVFP4Linear.from_linear(plain)(randn(3, 256)) == 0).all()
-
-
-@pytest.fixture
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @pytest.mark.usefixtures("_fresh_compiler")

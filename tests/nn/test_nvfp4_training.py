@@ -403,6 +403,7 @@ def test_it_keeps_the_state_dict_and_counts_under_autocast() -> None:
         NVFP4TrainingLinear.from_linear(layer)
 
 
+@pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize(
     ("backend", "autocast"),
     [
@@ -413,7 +414,6 @@ def test_it_keeps_the_state_dict_and_counts_under_autocast() -> None:
 )
 def test_it_compiles(backend: str, autocast: bool) -> None:
     """To one graph, with the same random bytes."""
-    torch._dynamo.reset()
     _, layer = _pair()
     model = nn.Sequential(layer, nn.GELU(), NVFP4TrainingLinear(80, 32, dtype=torch.float32))
     x = randn(32, 48, dtype=torch.float32)
@@ -434,9 +434,9 @@ def test_it_compiles(backend: str, autocast: bool) -> None:
         assert _error(got, want) < 1e-5
 
 
+@pytest.mark.usefixtures("_fresh_compiler")
 def test_compiled_it_draws_anew() -> None:
     """Gradients of one input by two steps differ, as they do without compiling."""
-    torch._dynamo.reset()
     _, layer = _pair()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     x, grad = randn(32, 48, dtype=torch.float32), randn(32, 80, dtype=torch.float32, seed=4)

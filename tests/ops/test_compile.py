@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from samples import randn
@@ -12,14 +10,9 @@ from torch import Tensor, nn
 import jitquant
 from jitquant import QuantizedActivation
 
+pytestmark = pytest.mark.usefixtures("_fresh_compiler")
+
 U8 = torch.uint8
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 class Block(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,12 +13,7 @@ from torch.utils import _pytree as pytree
 import jitquant
 from jitquant import QuantizedTensor
 
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("_fresh_compiler")
 
 
 def same(a: Any, b: Any) -> bool:

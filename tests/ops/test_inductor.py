@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,9 @@ import jitquant
 from jitquant import QuantizedActivation, QuantizedRaggedTensor, QuantizedTensor
 from jitquant.formats import E8M0_DTYPE, FP4_DTYPE
 
+pytestmark = pytest.mark.usefixtures("_fresh_compiler")
+
 ROWS, COLS = 4, 64
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @dataclass(frozen=True)
