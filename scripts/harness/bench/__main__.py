@@ -29,16 +29,35 @@ app = typer.Typer(add_completion=False)
 console = Console(width=None if sys.stdout.isatty() else 120)  # a log is not 80 columns wide
 
 
+def show(text: str) -> None:
+    """Prints a line as it is."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
 def fail(message: str, code: int = 1) -> typer.Exit:
     """Says what is wrong; the result is to be raised."""
-    console.print(message, highlight=False, soft_wrap=True)
+    show(message)
     return typer.Exit(code)
+
+
+def current_gpu() -> torch.device:
+    """The GPU to measure on, with its random numbers seeded; without one the command ends."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise fail(
+            f"No GPU: torch {torch.__version__} sees none, and this is timed on one. "
+            "`./scripts/bench loader` measures the loader and needs only nvcc; "
+            "`./scripts/demo` runs anywhere.",
+            2,
+        )
+    torch.manual_seed(0)
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def write_record(out: Path, stem: str, record: dict[str, Any]) -> None:
     """Writes a record, and says where."""
-    path = summary.save(out, stem, record)
-    console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    show(f"wrote {summary.save(out, stem, record)}")
 
 
 @app.callback(invoke_without_command=True)
@@ -74,15 +93,7 @@ def kernels(
     """
     if context.invoked_subcommand is not None:
         return
-    import torch
-
-    if not torch.cuda.is_available():
-        raise fail(
-            f"No GPU: torch {torch.__version__} sees none, and kernels can be timed only on one. "
-            "`./scripts/bench loader` measures the loader and needs only nvcc; "
-            "`./scripts/demo` runs anywhere.",
-            2,
-        )
+    device = current_gpu()
     try:
         sizes = [int(size) for size in m.split(",")]
     except ValueError:
@@ -93,7 +104,6 @@ def kernels(
             f"{', '.join(DTYPES)}, got {m}, {n} and {dtype}",
             2,
         )
-    device = torch.device("cuda", torch.cuda.current_device())
     measure_kernels(device, sizes, n, dtype, ops, plain, seconds, vllm, out, name)
 
 
@@ -123,7 +133,6 @@ def measure_kernels(
     except ValueError as error:
         raise fail(str(error), 2) from None
     begin = time.perf_counter()
-    torch.manual_seed(0)
     jitquant.warmup(*dict.fromkeys(module for op in ops for module in op.modules))
     built = time.perf_counter() - begin
     libraries = peers.versions(vllm)
@@ -192,7 +201,7 @@ def measure_kernels(
         png = out / f"{stem}.png"
         title = f"jitquant on {gpu}, {dtype}, N = {n}"
         if report.picture(ops, rows, ceilings, title, png):
-            console.print(f"wrote {png}", highlight=False, soft_wrap=True)
+            show(f"wrote {png}")
     except ImportError as error:
         console.print(f"no picture: {error}", highlight=False)
     console.print(f"Done in {time.perf_counter() - begin:.1f} s.", highlight=False)
@@ -209,24 +218,19 @@ def sweep(
 
     Every case has about as many values as 8192 x 7168. The worst point is named at the end.
     """
-    import torch
-
-    if not torch.cuda.is_available():
-        raise fail(f"No GPU: torch {torch.__version__} sees none, and kernels need one.", 2)
+    device = current_gpu()
     import jitquant
     from harness import timing
     from harness.bench import report
     from harness.bench import sweep as bench
 
     begin = time.perf_counter()
-    device = torch.device("cuda", torch.cuda.current_device())
-    torch.manual_seed(0)
     jitquant.warmup(*bench.MODULES)
     ceilings = timing.measure_ceilings(device)
     points = [point for part in bench.run(device, ceilings) for point in part]
     console.print(report.sweep_table(points))
     for line in report.sweep_summary(points):
-        console.print(line, highlight=False, soft_wrap=True)
+        show(line)
     failed = [point for point in points if point.error]
     for point in failed:
         text = f"{point.op} at {point.case}: {point.error}"
@@ -253,15 +257,10 @@ def shapes(
     out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
 ) -> None:
     """Time ops at many shapes beside a copy of as many bytes, on a GPU, in about a minute."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise fail(f"No GPU: torch {torch.__version__} sees none, and kernels need one.", 2)
+    device = current_gpu()
     from harness import timing
     from harness.bench import shapes as bench
 
-    device = torch.device("cuda", torch.cuda.current_device())
-    torch.manual_seed(0)
     ceilings = timing.measure_ceilings(device)
     points = []
     for point in bench.run(device, ceilings, only):
@@ -271,7 +270,7 @@ def shapes(
             text += f"{point.us:9.2f} us, {point.us / point.floor_us:7.3f} times the floor"
         if point.compiled_us is not None:
             text += f", compiled {point.compiled_us:.2f}"
-        console.print(text, highlight=False, soft_wrap=True)
+        show(text)
     record = {**provenance(), "ceilings_gb_per_s": asdict(ceilings)}
     write_record(out, "shapes", {**record, "rows": [asdict(point) for point in points]})
     failed = [point for point in points if point.error]
@@ -295,17 +294,13 @@ def layers(
     The stack also with NVFP4TrainingLinear. The linear by CUDA graph replay; the stack by CUDA
     events around whole steps.
     """
-    import torch
-
-    if not torch.cuda.is_available():
-        raise fail(f"No GPU: torch {torch.__version__} sees none, and layers are timed on one.", 2)
+    device = current_gpu()
     import jitquant
     from harness import timing
     from harness.bench import layers as bench
 
     jitquant.warmup(*bench.MODULES)
-    torch.manual_seed(0)
-    ceilings = timing.measure_ceilings(torch.device("cuda", torch.cuda.current_device()))
+    ceilings = timing.measure_ceilings(device)
     pairs = []
 
     def done(pair: bench.Pair) -> None:
@@ -318,9 +313,9 @@ def layers(
         if pair.gigabytes:
             floor = pair.gigabytes / ceilings.copy * 1e6
             text += f", {floor / pair.fp8:.0%} of the floor of {floor:.1f} us"
-        console.print(text, highlight=False, soft_wrap=True)
+        show(text)
 
-    console.print(f"copy {ceilings.copy:.0f} GB/s", highlight=False)
+    show(f"copy {ceilings.copy:.0f} GB/s")
     for pair in bench.linear(tokens, size, size):
         done(pair)
     compiling: dict[str, float] = {}
@@ -354,8 +349,6 @@ def linear(
     vLLM's Marlin and humming are timed in the same run where they can be imported, and their
     products are compared with ours.
     """
-    import torch
-
     from harness.bench import linear as bench
     from harness.bench import peers_linear
 
@@ -370,10 +363,7 @@ def linear(
             f"{shapes} and {rows}",
             2,
         ) from None
-    if not torch.cuda.is_available():
-        raise fail(
-            f"No GPU: torch {torch.__version__} sees none, and products are timed on one.", 2
-        )
+    device = current_gpu()
     import jitquant
     from harness import timing
 
@@ -381,12 +371,8 @@ def linear(
         *("nvfp4_linear", "nvfp4_refold", "quantize_fp8"),
         *("quantize_weight_nvfp4", "fused_amax_quantize"),
     )
-    torch.manual_seed(0)
-    ceilings = timing.measure_ceilings(torch.device("cuda", torch.cuda.current_device()))
-    console.print(f"read {ceilings.read:.0f} GB/s", highlight=False)
-
-    def show(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+    ceilings = timing.measure_ceilings(device)
+    show(f"read {ceilings.read:.0f} GB/s")
 
     peers = peers_linear.found(vllm)
     libraries = {name: text for name, (text, _) in peers.items()}
@@ -427,8 +413,6 @@ def model(
     (scripts/harness/bench/decoder.py), bf16-few in bf16 too, so that what the launches and what the
     formats give can be told apart. Embedding and head are in bf16 in all of them.
     """
-    import torch
-
     from harness.bench import decoder
     from harness.bench import model as bench
 
@@ -446,14 +430,14 @@ def model(
         counts = [int(count) for count in sequences.split(",") if count]
     except ValueError:
         raise fail(f"--sequences: expected numbers, as in 1,8,64, got {sequences}", 2) from None
-    if not torch.cuda.is_available():
-        raise fail(f"No GPU: torch {torch.__version__} sees none, and models are timed on one.", 2)
+    device = current_gpu()
+    import torch
+
     from harness import timing
 
-    torch.manual_seed(0)
     begin = time.perf_counter()
-    ceilings = timing.measure_ceilings(torch.device("cuda", torch.cuda.current_device()))
-    console.print(f"read {ceilings.read:.0f} GB/s", highlight=False)
+    ceilings = timing.measure_ceilings(device)
+    show(f"read {ceilings.read:.0f} GB/s")
     rows = []
     whole: dict[str, Any] = {}
     for times in bench.run(
@@ -465,7 +449,7 @@ def model(
         prompt=prompt,
         layers=layers,
     ):
-        console.print(times.text(), highlight=False, soft_wrap=True)
+        show(times.text())
         rows.append({**asdict(times), "per_second": times.per_second})
         whole = {
             **provenance(),
@@ -478,8 +462,8 @@ def model(
         summary.save_part(out, f"model-{shape}", whole)
     write_record(out, f"model-{shape}", whole)
     png = out / f"model-{shape}.png"
-    bench.picture(rows, f"{torch.cuda.get_device_name()}, {context} tokens in the cache", png)
-    console.print(f"wrote {png}", highlight=False, soft_wrap=True)
+    bench.picture(rows, f"{torch.cuda.get_device_name(device)}, {context} tokens in the cache", png)
+    show(f"wrote {png}")
 
 
 @app.command()
@@ -487,21 +471,14 @@ def experts(
     out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
 ) -> None:
     """Time expert layers of few tokens with weights in NVFP4 beside bf16, by graph replay."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise fail(f"No GPU: torch {torch.__version__} sees none, and layers are timed on one.", 2)
+    device = current_gpu()
     import jitquant
     from harness import timing
     from harness.bench import experts as bench
 
     jitquant.warmup("nvfp4_experts")
-    torch.manual_seed(0)
-    ceilings = timing.measure_ceilings(torch.device("cuda", torch.cuda.current_device()))
-    console.print(f"read {ceilings.read:.0f} GB/s", highlight=False)
-
-    def show(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
+    ceilings = timing.measure_ceilings(device)
+    show(f"read {ceilings.read:.0f} GB/s")
 
     rows = bench.report(ceilings.read, show)
     write_record(
@@ -516,21 +493,14 @@ def granularity(
     out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
 ) -> None:
     """Time quantize_fp8 by granularity: fused beside three kernels, one large matrix, batches."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise fail(f"No GPU: torch {torch.__version__} sees none, and kernels need one.", 2)
+    device = current_gpu()
     import jitquant
     from harness import timing
     from harness.bench import granularity as bench
 
     jitquant.warmup(*bench.MODULES)
-    torch.manual_seed(0)
-    ceilings = timing.measure_ceilings(torch.device("cuda", torch.cuda.current_device()))
-    console.print(f"copy {ceilings.copy:.0f} GB/s", highlight=False)
-
-    def show(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+    ceilings = timing.measure_ceilings(device)
+    show(f"copy {ceilings.copy:.0f} GB/s")
 
     rows = bench.report(ceilings.copy, show)
     write_record(
@@ -556,7 +526,7 @@ def resources(
     path = out / "kernels-resources.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(bench.document(built, arch, kernels_digest()), encoding="utf-8")
-    console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    show(f"wrote {path}")
 
 
 @app.command()
@@ -574,9 +544,6 @@ def figures(
     Needs no GPU. If the summary lacks what one of them shows, nothing is written.
     """
     from harness.bench import figures as bench
-
-    def show(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     with tempfile.TemporaryDirectory() as name:
         staged = Path(name)
@@ -616,15 +583,11 @@ def host(
     otherwise.
     """
     os.environ.setdefault("JITQUANT_RELOAD", "0")
-    import torch
-
-    if not torch.cuda.is_available():
-        raise fail(f"No GPU: torch {torch.__version__} sees none, and a call needs one.", 2)
+    device = current_gpu()
     import jitquant
     from harness.bench import host as bench
     from harness.bench import report
 
-    device = torch.device("cuda", torch.cuda.current_device())
     jitquant.warmup(*bench.MODULES)
     rows = bench.run(m, n, device, compiled=compiled)
     console.print(report.host_table(rows, m, n))
