@@ -30,7 +30,6 @@ from torch.nn import functional
 WEIGHTS = Path(__file__).resolve().with_name("language_model.safetensors")
 HEAD = 64  # elements of an attention head
 HELD_OUT = 16  # one file of so many
-LONGEST = 1024  # bytes that the model can look back
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "lib2to3"}
 
 

@@ -61,30 +61,22 @@ def graph_times(fn: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> Gr
     return GraphTimes(brief, sustained)
 
 
-def brief_us(
-    fn: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], stage: Stage = BRIEF
-) -> float:
-    """``graph_times(fn, inputs).brief`` alone, or over another stage."""
-    (us,) = _replayed_us(fn, inputs, stage)
-    return us
+def brief_us(fn: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> float:
+    """``graph_times(fn, inputs).brief`` alone."""
+    return graph_us(fn, inputs, BRIEF)
 
 
 def graph_us(
-    fn: Callable[..., Any],
-    inputs: Sequence[tuple[Any, ...]],
-    *,
-    seconds: float = SUSTAINED.seconds,
-    repeats: int = SUSTAINED.repeats,
+    fn: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], stage: Stage = SUSTAINED
 ) -> float:
     """Microseconds of one ``fn(*inputs[i])``, by replaying a CUDA graph of one call each.
 
     Args:
         fn: what is timed; it has been called before, so nothing compiles now.
         inputs: arguments of each call in the graph.
-        seconds: about how long one measurement replays.
-        repeats: measurements; the median is returned.
+        stage: how long it is replayed.
     """
-    (us,) = _replayed_us(fn, inputs, Stage(seconds, repeats))
+    (us,) = _replayed_us(fn, inputs, stage)
     return us
 
 
@@ -107,9 +99,8 @@ def behind_us(
         plain()
         return fn(*arguments)
 
-    (alone,) = _replayed_us(plain, [()] * max(1000, len(inputs)), stage)
-    (both,) = _replayed_us(behind, inputs, stage)
-    return both - alone
+    alone = graph_us(plain, [()] * max(1000, len(inputs)), stage)
+    return graph_us(behind, inputs, stage) - alone
 
 
 def _replayed_us(
@@ -186,13 +177,12 @@ def host_us(fn: Callable[[], Any], *, calls: int = 100, repeats: int = 15) -> fl
     return best * 1e6 / calls
 
 
-def host_medians_us(
-    calls: Mapping[Key, Callable[[], Any]], *, rounds: int, repeats: int = 15, per_repeat: int = 200
-) -> dict[Key, float]:
+def host_medians_us(calls: Mapping[Key, Callable[[], Any]], *, rounds: int) -> dict[Key, float]:
     """Microseconds the host spends in each call, the median over all rounds.
 
     The calls take turns, ``rounds`` times: what the host does meanwhile falls on all of them.
     """
+    repeats, per_repeat = 15, 200
     times: dict[Key, list[float]] = {key: [] for key in calls}
     for _ in range(rounds):
         for key, fn in calls.items():
@@ -208,17 +198,6 @@ def host_medians_us(
     return {key: statistics.median(values) for key, values in times.items()}
 
 
-def wall_us(fn: Callable[[], Any], *, repeats: int = 5) -> float:
-    """Microseconds of one ``fn()`` by the clock, the best of ``repeats``, for work on the CPU."""
-    fn()
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        fn()
-        times.append(time.perf_counter() - begin)
-    return min(times) * 1e6
-
-
 @dataclass(frozen=True)
 class Ceilings:
     """What this GPU's memory gives, in GB/s (1e9 bytes)."""
@@ -231,10 +210,10 @@ class Ceilings:
     """The fastest of some fills of memory that is only written."""
 
 
-def measure_ceilings(device: torch.device, size: int = 2 * 2**30) -> Ceilings:
-    """Ceilings over ``size`` bytes, or fewer if memory is short."""
+def measure_ceilings(device: torch.device) -> Ceilings:
+    """Ceilings over 2 GiB, or less if memory is short."""
     free, _ = torch.cuda.mem_get_info(device)
-    size = min(size, free // 4) // 2**20 * 2**20
+    size = min(2 * 2**30, free // 4) // 2**20 * 2**20
     source = torch.empty(size // 4, device=device).uniform_(-1, 1)
     target = torch.empty_like(source)
     # A copy in a graph may go to a copy engine, which is slower than a kernel that copies.

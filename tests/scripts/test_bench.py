@@ -153,7 +153,7 @@ def test_both_times_are_of_one_capture_and_the_brief_one_is_first(
     [
         (timing.brief_us, 3 * 20, 1e3 / 2),
         (timing.graph_us, 5 * 50, 2e3 / 2),
-        (partial(timing.graph_us, seconds=0.01, repeats=2), 2 * 10, 1e3 / 2),
+        (partial(timing.graph_us, stage=timing.Stage(0.01, 2)), 2 * 10, 1e3 / 2),
     ],
 )
 def test_one_time_is_of_as_many_replays_as_its_stage_has(

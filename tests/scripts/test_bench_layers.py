@@ -16,7 +16,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What each measurement would have timed, run once."""
     done: list[Any] = []
 
-    def graph_us(fn: Callable[..., Any], inputs: Any, **_: Any) -> float:
+    def graph_us(fn: Callable[..., Any], inputs: Any, *_: Any) -> float:
         done.extend(fn(*arguments) for arguments in inputs)
         return float(len(done))
 

@@ -20,7 +20,7 @@ from jitquant.tensors import NVFP4Tensor
 def test_every_product_is_the_weight_times_x(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Any] = []
 
-    def graph_us(fn: Callable[..., Any], inputs: Any, **_: Any) -> float:
+    def graph_us(fn: Callable[..., Any], inputs: Any, *_: Any) -> float:
         done.append([fn(*arguments) for arguments in inputs])
         return float(len(done))
 

@@ -57,7 +57,7 @@ def _made(*shape: int) -> Tensor:
 
 
 def _graphed(fn: Callable[..., Any], *inputs: tuple[Any, ...]) -> float:
-    return timing.graph_us(fn, inputs, seconds=0.2, repeats=3)
+    return timing.graph_us(fn, inputs, timing.Stage(0.2, 3))
 
 
 def _passes(layer: nn.Linear) -> Callable[[Tensor, Tensor], tuple[Tensor, ...]]:

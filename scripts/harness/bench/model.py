@@ -16,6 +16,8 @@ from harness.bench.decoder import BF16, DEVIATION, FORMATS, Decoder
 
 STEPS = 16
 """Tokens in a measurement of decoding."""
+REPEATS = 3
+"""Measurements of decoding and of a prompt; the median is taken."""
 
 _LLAMA_8B = {
     "hidden_size": 4096,
@@ -190,14 +192,13 @@ def _captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def decode_us(model: Any, sequences: int, context: int, repeats: int = 3) -> tuple[float, int]:
+def decode_us(model: Any, sequences: int, context: int) -> tuple[float, int]:
     """Microseconds of a step that makes a token for each sequence, in one graph; its launches.
 
     Args:
         model: a `Decoder` or `OfTransformers`.
         sequences: that are decoded together.
         context: tokens that are in the cache at first.
-        repeats: measurements of `STEPS` steps; the median is returned.
     """
     from jitquant.testing import count_launches
 
@@ -217,7 +218,7 @@ def decode_us(model: Any, sequences: int, context: int, repeats: int = 3) -> tup
     restart()
     graph = _captured(step)
     times = []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         restart()
         graph.replay()
         us = timing.event_us(lambda: [graph.replay() for _ in range(STEPS)], repeats=1)
@@ -228,7 +229,7 @@ def decode_us(model: Any, sequences: int, context: int, repeats: int = 3) -> tup
     return statistics.median(times), launches
 
 
-def prefill_us(model: Any, prompt: int, repeats: int = 3) -> float:
+def prefill_us(model: Any, prompt: int) -> float:
     """Microseconds in which one prompt is read, the median of some times."""
     model.set_cache(1, prompt)
     tokens = torch.randint(0, 1000, (1, prompt), device=model.device)
@@ -240,7 +241,7 @@ def prefill_us(model: Any, prompt: int, repeats: int = 3) -> float:
         model(tokens, position)
 
     step()
-    return timing.event_us(step, repeats=repeats)
+    return timing.event_us(step, repeats=REPEATS)
 
 
 def made(shape: str, format: str, device: torch.device, layers: int | None = None) -> Any:
@@ -251,7 +252,7 @@ def made(shape: str, format: str, device: torch.device, layers: int | None = Non
     return Decoder(model, FORMATS[format](), device)
 
 
-def cache_bytes(shape: str, tokens: int, layers: int | None = None) -> int:
+def cache_bytes(shape: str, tokens: int, layers: int | None) -> int:
     """Of the keys and values of so many tokens."""
     sizes = SHAPES[shape][1]
     count = sizes["num_hidden_layers"] if layers is None else layers

@@ -19,7 +19,7 @@ from harness.bench.sweep import Point, worst
 from harness.timing import Ceilings
 
 
-def _number(value: float | None, form: str = ".1f") -> str:
+def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
@@ -27,7 +27,7 @@ def _peer(best: tuple[float, str] | None) -> str:
     return "{:.2f} {}".format(*best) if best else ""
 
 
-def kernel_table(op: Op, rows: Sequence[Measurement], caption: str = "") -> Table:
+def kernel_table(op: Op, rows: Sequence[Measurement], caption: str) -> Table:
     """All sizes of one op, and a line under them."""
     view = Table(
         title=f"{op.name}: {op.call}",
