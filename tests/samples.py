@@ -162,16 +162,13 @@ WRITABLE = tuple(k for k in inputs() if k != "expanded")
 """Inputs that a residual can be like, which is written."""
 
 
-def derived(
-    name: str, *, times: int = 1, kept: Iterable[str] | None = None, exact: bool = True
-) -> list[Sample]:
+def derived(name: str, *, times: int = 1, kept: Iterable[str] | None = None) -> list[Sample]:
     """Samples of an op by its record: the inputs in all dtypes, its choices and others in turn.
 
     Args:
         name: of the op, whose first argument is the tensor that is quantized.
         times: samples of an input.
         kept: labels of inputs; None: all.
-        exact: see `Sample`.
     """
     op = OPS[name]
     choices: dict[str, tuple[Any, ...]] = dict(op.choices)
@@ -192,7 +189,7 @@ def derived(
             return first, {**made, **keywords}
 
         label = f"{label}-{str(dtype)[6:]}-{described(keywords)}-{again}"
-        out.append(Sample(name, label, make, exact))
+        out.append(Sample(name, label, make))
     return out
 
 

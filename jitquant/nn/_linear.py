@@ -34,14 +34,14 @@ def check_dtype(dtype: Any, name: str = "dtype") -> None:
         raise TypeError(f"{name}: expected bfloat16, float16 or float32, got {dtype}")
 
 
-def check_tensor(x: object, name: str = "x") -> None:
+def check_tensor(x: object) -> None:
     """An input is a tensor.
 
     Raises:
         TypeError: it is something else.
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+        raise TypeError(f"x: expected a torch.Tensor, got {type(x).__name__}")
 
 
 def check_columns(shape: torch.Size | tuple[int, ...], in_features: int, name: str = "x") -> None:

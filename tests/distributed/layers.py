@@ -361,8 +361,8 @@ def case_state_dict_of_fsdp_is_that_of_linear(here: Here) -> None:
     assert {name: p.shape for name, p in made.state_dict().items()} == names
 
 
-def nvfp4_training(here: Here, bias: bool = True) -> Mlp:
-    made = Mlp(here, torch.float32, bias)
+def nvfp4_training(here: Here) -> Mlp:
+    made = Mlp(here, torch.float32)
     assert len(jnn.convert(made, jnn.NVFP4TrainingRecipe()).replaced) == 2
     for seed, layer in enumerate((made.up, made.down)):
         layer.seed_rounding(seed)  # type: ignore[operator]

@@ -29,23 +29,24 @@ def _documented() -> dict[str, list[str]]:
     """The public names of each module that has an entry: its ``__all__``, or those it lists."""
     documented = {}
     for name, members in API:
-        public = ast.literal_eval(_assigned(name, "__all__"))
+        public = _all_of(name)
         documented[name] = members.split(", ") if members else public
         assert set(documented[name]) <= set(public)
     return documented
 
 
-def _assigned(module: str, name: str) -> str:
-    """What a module says that a name is; some modules import what may not be installed."""
+def _all_of(module: str) -> list[str]:
+    """A module's ``__all__`` by its text: some modules import what may not be installed."""
     path = ROOT.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     source = path.read_text(encoding="utf-8")
     (value,) = (
         node.value
         for node in ast.parse(source).body
-        if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == [name]
+        if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["__all__"]
     )
-    return ast.unparse(value)
+    names: list[str] = ast.literal_eval(value)
+    return names
 
 
 def test_every_page_is_in_the_menu_once() -> None:

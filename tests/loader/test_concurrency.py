@@ -35,11 +35,11 @@ from .toys import (
 )
 
 
-def slow_compiler(directory: Path, seconds: float) -> str:
+def slow_compiler(directory: Path) -> str:
     """A C++ compiler that takes its time with the source of a test, as the file beside it says."""
     path = directory / "slow" / "g++"
     path.parent.mkdir(exist_ok=True)
-    path.with_name("seconds").write_text(f"{seconds}")
+    path.with_name("seconds").write_text("3000")
     path.write_text(
         '#!/bin/sh\ncase " $*" in *" -c "*/plain.cpp*) sleep "$(cat "${0%/*}/seconds")";; esac\n'
         'exec g++ "$@"\n'
@@ -120,7 +120,7 @@ def test_orphaned_compiler_does_not_hold_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, cache = write_plain(tmp_path / "source"), tmp_path / "cache"
-    compiler = slow_compiler(tmp_path, 3000)
+    compiler = slow_compiler(tmp_path)
     monkeypatch.setenv("CXX", compiler)
     builder = fork(lambda: bool(new_loader(cache).get("plain", [source])), tmp_path / "output")
     wait_for(lambda: litter(cache))
@@ -139,7 +139,7 @@ def test_orphaned_compiler_does_not_hold_the_lock(
 
 def test_interrupt_kills_the_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, cache = write_plain(tmp_path / "source"), tmp_path / "cache"
-    monkeypatch.setenv("CXX", slow_compiler(tmp_path, 3000))
+    monkeypatch.setenv("CXX", slow_compiler(tmp_path))
     output = tmp_path / "output"
     builder = fork(lambda: bool(new_loader(cache).get("plain", [source])), output)
     wait_for(lambda: children(builder))
@@ -161,7 +161,7 @@ def test_interrupt_of_a_warmup_kills_all_compilers(
     monkeypatch.delenv("JITQUANT_RECORD")
     write_manifest(notes, manifest)
     cache = tmp_path / "cache"
-    monkeypatch.setenv("CXX", slow_compiler(tmp_path, 3000))
+    monkeypatch.setenv("CXX", slow_compiler(tmp_path))
     monkeypatch.setenv("JITQUANT_JOBS", "1")  # one runs, one waits for it, one has not begun
     builder = fork(lambda: bool(new_loader(cache).warmup(manifest=manifest)), output)
     wait_for(lambda: children(builder))

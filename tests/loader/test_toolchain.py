@@ -30,9 +30,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     return {"PATH": str(tmp_path)}
 
 
-def fake_nvcc(
-    directory: Path, version: str = "13.0.88", runtime: str = "libcudart_static.a"
-) -> Path:
+def fake_nvcc(directory: Path, runtime: str = "libcudart_static.a") -> Path:
     """A toolkit whose nvcc answers questions and compiles nothing."""
     (directory / "bin").mkdir(parents=True)
     (directory / "include").mkdir()
@@ -44,7 +42,7 @@ def fake_nvcc(
         "#!/bin/sh\n"
         f'echo run >> "{directory}/runs"\n'
         'case "$1" in\n'
-        f'  --version) echo "Cuda compilation tools, release 13.0, V13.0.88";;\n'
+        '  --version) echo "Cuda compilation tools, release 13.0, V13.0.88";;\n'
         f'  --dryrun) echo "#$ _HERE_={directory}/bin";;\n'
         "  --list-gpu-arch) echo compute_80; echo compute_90;;\n"
         "esac\n"
