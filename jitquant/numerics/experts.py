@@ -5,13 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jitquant.numerics.nvfp4 import dequantize_nvfp4
-
-
-def _exact(codes: Tensor, scales: Tensor) -> Tensor:
-    """Codes times block scales in fp32, which is exact."""
-    one = torch.ones(1, dtype=torch.float32, device=codes.device)
-    return dequantize_nvfp4(codes, scales, one, dtype=torch.float32)[0]
+from jitquant.numerics.linear import without_gsa
 
 
 def _times(x: Tensor, fp4: Tensor, sf: Tensor, gsa: Tensor, expert: int) -> Tensor:
@@ -21,7 +15,7 @@ def _times(x: Tensor, fp4: Tensor, sf: Tensor, gsa: Tensor, expert: int) -> Tens
         scale = gsa.reshape(experts, rows)[expert]
     else:
         scale = gsa.reshape(-1).expand(experts)[expert]
-    weight = _exact(fp4[expert], sf[expert])[:, : x.shape[1]]
+    weight = without_gsa(fp4[expert], sf[expert])[:, : x.shape[1]]
     with torch.autocast(weight.device.type, enabled=False):  # which would round both to bf16
         return torch.mm(x, weight.t()) * scale
 
@@ -50,7 +44,7 @@ def nvfp4_grouped_linear(
         x_gsa: (1,), or one for each row of x.
         dtype: of the result.
     """
-    values = x.float() if x_sf is None else _exact(x, x_sf)
+    values = x.float() if x_sf is None else without_gsa(x, x_sf)
     rows, begin = values.shape[0], 0
     y = torch.zeros(rows, w_fp4.shape[1], dtype=torch.float32, device=x.device)
     for expert, end in enumerate(offsets.clamp(0, rows).cummax(0).values.tolist()):

@@ -11,7 +11,7 @@ from jitquant.numerics.nvfp4 import dequantize_nvfp4, encode_e4m3
 _BIAS = 127
 
 
-def _without_gsa(codes: Tensor, scales: Tensor) -> Tensor:
+def without_gsa(codes: Tensor, scales: Tensor) -> Tensor:
     """Codes times block scales in fp32, which is exact."""
     one = torch.ones(1, dtype=torch.float32, device=codes.device)
     return dequantize_nvfp4(codes, scales, one, dtype=torch.float32)[0]
@@ -45,10 +45,10 @@ def nvfp4_linear(
         residual: (..., N), added last.
         dtype: of the result.
     """
-    values = x.float() if x_sf is None else _without_gsa(x, x_sf)
+    values = x.float() if x_sf is None else without_gsa(x, x_sf)
     if dtype is None:
         dtype = x.dtype if x_sf is None else torch.bfloat16
-    return (_product(values, _without_gsa(w_fp4, w_sf), w_gsa, x_gsa, bias, residual, dtype),)
+    return (_product(values, without_gsa(w_fp4, w_sf), w_gsa, x_gsa, bias, residual, dtype),)
 
 
 def _product(
@@ -103,9 +103,9 @@ def refold_e4m3(w_fp4: Tensor, w_sf: Tensor) -> tuple[Tensor, Tensor]:
     most = (w_sf.view(torch.uint8).int() & 0x7F).amax(dim=1)
     # A mantissa of 1.25 or more times 6 needs one power of two more than 1.125 does.
     exponent = 13 - ((most + 6) >> 3).clamp(min=1)
-    values = _without_gsa(w_fp4, w_sf) * power_of_two(exponent + _BIAS)[:, None]
+    values = without_gsa(w_fp4, w_sf) * power_of_two(exponent + _BIAS)[:, None]
     ones = torch.full_like(w_sf.view(torch.uint8), 0x38).view(w_sf.dtype)
-    negative = values.isnan() & _without_gsa(w_fp4, ones).signbit()
+    negative = values.isnan() & without_gsa(w_fp4, ones).signbit()
     data = encode_e4m3(values).view(torch.uint8) | negative.to(torch.uint8) << 7
     return data.view(torch.float8_e4m3fn), inverse_power_of_two(exponent + _BIAS)
 
