@@ -236,10 +236,6 @@ def _nvfp4_mm_meta(*arguments: Any) -> Tensor:
     return made
 
 
-def _nvfp4_mm_out_meta(*_: Any) -> None:
-    pass
-
-
 _OPERANDS = (
     "Tensor x, Tensor? x_sf, Tensor? x_gsa, str x_layout, Tensor w_fp4, Tensor w_sf, Tensor w_gsa,"
     " str w_layout, Tensor? bias, Tensor? residual, str compute"
@@ -248,7 +244,7 @@ _NVFP4_MM = register(
     f"nvfp4_mm({_OPERANDS}, ScalarType dtype) -> Tensor", _nvfp4_mm, _nvfp4_mm_meta
 )
 _NVFP4_MM_OUT = register(
-    f"nvfp4_mm_out({_OPERANDS}, Tensor(a!) out) -> ()", _nvfp4_mm_out, _nvfp4_mm_out_meta
+    f"nvfp4_mm_out({_OPERANDS}, Tensor(a!) out) -> ()", _nvfp4_mm_out, lambda *_: None
 )
 
 

@@ -115,11 +115,6 @@ class Experts(nn.Module):
         self._original = (emptied,)  # its activation; in a tuple it is not a module of this one
         self.train(original.training)
 
-    def _matrices(self, original: nn.Module, name: str) -> Tensor:
-        """(E, N, K)."""
-        weight: Tensor = original.get_parameter(name)
-        return weight.transpose(-2, -1) if self.is_transposed else weight
-
     def _project(self, name: str, x: Tensor, ends: Tensor) -> Tensor:
         raise NotImplementedError
 
@@ -512,11 +507,12 @@ class Float8BlockwiseExperts(Experts):
 
     def matrices(self, name: str) -> Tensor:
         """A projection's unquantized weights (E, N, K)."""
-        return self._matrices(self, name)
+        weight = self.get_parameter(name)
+        return weight.transpose(-2, -1) if self.is_transposed else weight
 
     def _project(self, name: str, x: Tensor, ends: Tensor) -> Tensor:
         whole = self.get_parameter(name)
-        matrices = self._matrices(self, name).unbind(0)
+        matrices = self.matrices(name).unbind(0)
         projection = next(p for p in self.projections if p.name == name)
         total = matrices[0].shape[0]
         if not projection.interleaved and total // projection.pieces % _TILE == 0:
