@@ -25,7 +25,7 @@ from jitquant.nn import (
 )
 from jitquant.nn._compressed_tensors import compressed_tensors
 
-from .helpers import spread, sqnr
+from .helpers import UnknownExperts, spread, sqnr
 
 BF16 = torch.bfloat16
 
@@ -282,14 +282,7 @@ def test_tied_weights(tmp_path: Path) -> None:
 
 def test_experts_that_are_not_converted_are_named(tmp_path: Path) -> None:
     """Those of another forward as well: engines look for all of them in ignore."""
-
-    class Experts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate_up_proj = nn.Parameter(torch.randn(2, 32, 64))
-            self.down_proj = nn.Parameter(torch.randn(2, 32, 32))
-
-    model = nn.ModuleDict({"experts": Experts(), "inner": nn.Linear(32, 32)})
+    model = nn.ModuleDict({"experts": UnknownExperts(), "inner": nn.Linear(32, 32)})
     assert convert(model, "nvfp4").skipped == {"experts": "its forward is not known"}
     save_compressed_tensors(model, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]

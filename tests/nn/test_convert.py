@@ -14,7 +14,7 @@ import jitquant
 from jitquant.nn import Float8BlockwiseLinear, NVFP4Linear, NVFP4TrainingRecipe, convert
 from jitquant.nn._compressed_tensors import compressed_tensors
 
-from .helpers import sqnr
+from .helpers import UnknownExperts, sqnr
 
 BF16 = torch.bfloat16
 
@@ -252,15 +252,9 @@ def test_a_trained_model_of_a_package(recipe: str, lowest: float) -> None:
 def test_products_in_fp8() -> None:
     """`compute` reaches every layer, experts aside, and is for weights alone."""
 
-    class Experts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate_up_proj = nn.Parameter(torch.randn(2, 64, 32))
-            self.down_proj = nn.Parameter(torch.randn(2, 32, 32))
-
     def made() -> nn.ModuleDict:
         torch.manual_seed(0)
-        parts = {"up": nn.Linear(32, 64), "down": nn.Linear(64, 32), "experts": Experts()}
+        parts = {"up": nn.Linear(32, 64), "down": nn.Linear(64, 32), "experts": UnknownExperts()}
         return nn.ModuleDict(parts).to(torch.bfloat16)
 
     exact, fast = made(), made()

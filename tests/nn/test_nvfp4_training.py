@@ -17,6 +17,8 @@ from torch.nn import functional
 import jitquant
 from jitquant.nn import NVFP4TrainingLinear, NVFP4TrainingRecipe, convert, linears_in_last_blocks
 
+from .helpers import UnknownExperts
+
 
 def _pair(**recipe: Any) -> tuple[nn.Linear, NVFP4TrainingLinear]:
     torch.manual_seed(3)
@@ -239,13 +241,7 @@ def test_the_last_blocks_stay_as_they_are() -> None:
 
 
 def test_experts_are_left_alone() -> None:
-    class Experts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate_up_proj = nn.Parameter(torch.randn(2, 64, 32))
-            self.down_proj = nn.Parameter(torch.randn(2, 32, 32))
-
-    model = nn.ModuleDict({"experts": Experts(), "up": nn.Linear(32, 32)})
+    model = nn.ModuleDict({"experts": UnknownExperts(), "up": nn.Linear(32, 32)})
     done = convert(model, NVFP4TrainingRecipe())
     assert done.replaced == ["up"]
     assert list(done.skipped) == ["experts"]
