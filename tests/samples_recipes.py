@@ -34,6 +34,16 @@ def signs_of(rotate: str) -> Tensor | None:
     return torch.where(randn(n, dtype=torch.float32, seed=9) > 0, 1, -1).to(torch.int8)
 
 
+def _with_specials(v: Tensor) -> Tensor:
+    """Rows of zeros, with NaN, with infinity, and of other magnitudes, in place."""
+    v[1] = 0.0
+    v[2, 3] = torch.nan
+    v[3, 1] = torch.inf
+    v[4] *= 1e-30
+    v[5] *= 1e4
+    return v
+
+
 def _bytes(x: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(10)
     return torch.randint(256, tuple(x.shape), dtype=torch.uint8, generator=generator)
@@ -172,13 +182,7 @@ def _embedded_samples() -> dict[str, list[Sample]]:
 
         def x(shape=(*leading, cols + between), dtype=dtype, turn=turn, cols=cols) -> Tensor:
             v = randn(*shape, dtype=torch.float32, seed=turn)
-            if len(v) == 18:
-                v[1] = 0.0
-                v[2, 3] = torch.nan
-                v[3, 1] = torch.inf
-                v[4] *= 1e-30
-                v[5] *= 1e4
-            return v.to(dtype)[..., :cols]
+            return (_with_specials(v) if len(v) == 18 else v).to(dtype)[..., :cols]
 
         rows = int(torch.tensor(leading).prod())
         size = 32 * (1 + (cols // 32 - 1) * (turn // 2 % 2))
@@ -233,13 +237,7 @@ def _rotated_samples() -> tuple[list[Sample], list[Sample]]:
             leading=tuple(leading), cols=times * n, dtype=dtype, turn=turn, between=between
         ) -> Tensor:
             v = randn(*leading, cols + between, dtype=torch.float32, seed=turn)
-            if len(v) == 19:
-                v[1] = 0.0
-                v[2, 3] = torch.nan
-                v[3, 1] = torch.inf
-                v[4] *= 1e-30
-                v[5] *= 1e4
-            return v.to(dtype)[..., :cols]
+            return (_with_specials(v) if len(v) == 19 else v).to(dtype)[..., :cols]
 
         how: dict[str, Any] = {"rotate": rotate}
         if rotate != "none" and turn % 3:
