@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -241,6 +241,15 @@ def all_can_compile() -> bool:
     )
 
 
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that other users can reach, as they cannot ``tmp_path``."""
+    made = Path(tempfile.mkdtemp(prefix="jitquant-test-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
 def as_user(number: int, work: Callable[[], bool]) -> Callable[[], bool]:
     """``work`` as another user, who may not be able to read the checkout, or its packages."""
     for package in (jitquant.loader, jitquant.cli):
@@ -261,97 +270,86 @@ def as_user(number: int, work: Callable[[], bool]) -> Callable[[], bool]:
 
 @needs_root
 @pytest.mark.slow
-def test_two_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_users(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of root's serves another user, who cannot write to it; a third one's is refused."""
-    place = Path(tempfile.mkdtemp(prefix="jitquant-test-"))
-    place.chmod(0o755)
-    try:
-        source = write_plain(place / "source")
-        cache = place / "cache"
+    source = write_plain(place / "source")
+    cache = place / "cache"
+    assert factor(cache, source) == 3
+    for path in [cache, *cache.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (place / "tmp").mkdir()
+    (place / "tmp").chmod(0o1777)
+    monkeypatch.setenv("TMPDIR", str(place / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    edited = write_plain(place / "edited", 4)
+    own = place / "own"
+    shutil.copytree(cache, own)
+    for path in [own, *own.rglob("*")]:
+        os.chown(path, 4001, 4001)
+    own.chmod(0o700)
+    can_compile = all_can_compile()
+
+    def other_user() -> bool:
         assert factor(cache, source) == 3
-        for path in [cache, *cache.rglob("*")]:
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        (place / "tmp").mkdir()
-        (place / "tmp").chmod(0o1777)
-        monkeypatch.setenv("TMPDIR", str(place / "tmp"))
-        monkeypatch.setattr(tempfile, "tempdir", None)
-        edited = write_plain(place / "edited", 4)
-        own = place / "own"
-        shutil.copytree(cache, own)
-        for path in [own, *own.rglob("*")]:
-            os.chown(path, 4001, 4001)
-        own.chmod(0o700)
-        can_compile = all_can_compile()
+        assert factor(own, source) == 3
+        if can_compile:
+            loader = new_loader(cache)
+            missed = loader.get("plain", [edited])
+            assert cache not in missed.path.parents
+            assert missed.library.factor() == 4
+            shutil.rmtree(loader.cache().temporary().root)
+        return True
 
-        def other_user() -> bool:
-            assert factor(cache, source) == 3
-            assert factor(own, source) == 3
-            if can_compile:
-                loader = new_loader(cache)
-                missed = loader.get("plain", [edited])
-                assert cache not in missed.path.parents
-                assert missed.library.factor() == 4
-                shutil.rmtree(loader.cache().temporary().root)
-            return True
+    def third_user() -> bool:
+        with pytest.raises(CacheError, match="is owned by uid 4001"):
+            new_loader(own, temporary=False).get("plain", [source])
+        return True
 
-        def third_user() -> bool:
-            with pytest.raises(CacheError, match="is owned by uid 4001"):
-                new_loader(own, temporary=False).get("plain", [source])
-            return True
-
-        for number, work in ((4001, other_user), (4002, third_user)):
-            output = tmp_path / f"{number}.txt"
-            assert os.waitpid(fork(as_user(number, work), output), 0)[1] == 0, output.read_text()
-        assert factor(cache, source) == 3
-        assert len(entries(cache)) == 1
-        assert litter(cache) == litter(own) == []
-    finally:
-        shutil.rmtree(place)
+    for number, work in ((4001, other_user), (4002, third_user)):
+        output = tmp_path / f"{number}.txt"
+        assert os.waitpid(fork(as_user(number, work), output), 0)[1] == 0, output.read_text()
+    assert factor(cache, source) == 3
+    assert len(entries(cache)) == 1
+    assert litter(cache) == litter(own) == []
 
 
 @needs_root
 @pytest.mark.parametrize("opened", ["", ".", "v1"])
 def test_a_cache_that_may_not_be_read_is_named_with_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: str
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, opened: str
 ) -> None:
     """One of root's has mode 0700; opening a part of it does not yet show its builds."""
-    place = Path(tempfile.mkdtemp(prefix="jitquant-test-"))
-    place.chmod(0o755)
-    try:
-        source = write_plain(place / "source")
-        cache = place / "cache"
-        assert factor(cache, source) == 3
-        if opened:
-            for path in {cache, cache / opened}:
-                path.chmod(0o755)
-        monkeypatch.setenv("JITQUANT_CACHE_DIR", str(cache))
-        monkeypatch.setattr(doctor, "try_build", lambda plan_of: 0.1)
-        way_out = f"chmod -R a+rX {cache}"
+    source = write_plain(place / "source")
+    cache = place / "cache"
+    assert factor(cache, source) == 3
+    if opened:
+        for path in {cache, cache / opened}:
+            path.chmod(0o755)
+    monkeypatch.setenv("JITQUANT_CACHE_DIR", str(cache))
+    monkeypatch.setattr(doctor, "try_build", lambda plan_of: 0.1)
+    way_out = f"chmod -R a+rX {cache}"
 
-        def other_user() -> bool:
-            loader = new_loader(cache)
-            with pytest.raises(CacheError, match="cannot be read by uid 4001 ") as caught:
-                loader.get("plain", [source])
-            assert f"Run `{way_out}` as its owner" in str(caught.value)
-            findings = [f for f in doctor.examine(loader).findings if f.check == "cache"]
-            assert [(f.state, way_out in f.fix) for f in findings] == [("error", True)]
-            for command in (["cache", "list"], ["cache", "clear"], ["explain", str(source)]):
-                assert main(command) == 1
-            return True
+    def other_user() -> bool:
+        loader = new_loader(cache)
+        with pytest.raises(CacheError, match="cannot be read by uid 4001 ") as caught:
+            loader.get("plain", [source])
+        assert f"Run `{way_out}` as its owner" in str(caught.value)
+        findings = [f for f in doctor.examine(loader).findings if f.check == "cache"]
+        assert [(f.state, way_out in f.fix) for f in findings] == [("error", True)]
+        for command in (["cache", "list"], ["cache", "clear"], ["explain", str(source)]):
+            assert main(command) == 1
+        return True
 
-        output = tmp_path / "4001.txt"
-        status = os.waitpid(fork(as_user(4001, other_user), output), 0)[1]
-        assert status == 0, output.read_text()
-        assert len(entries(cache)) == 1
-    finally:
-        shutil.rmtree(place)
+    output = tmp_path / "4001.txt"
+    status = os.waitpid(fork(as_user(4001, other_user), output), 0)[1]
+    assert status == 0, output.read_text()
+    assert len(entries(cache)) == 1
 
 
 def test_sources_of_ones_own_do_not_need_the_projects_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may lie in a directory of root's, where a compiler would stop at them."""
-    place = Path(tempfile.mkdtemp(prefix="jitquant-test-"))
     place.chmod(0o777)
     try:
         source = write_plain(place / "source")
@@ -373,7 +371,6 @@ def test_sources_of_ones_own_do_not_need_the_projects_kernels(
         assert status == 0, output.read_text()
     finally:
         closed.chmod(0o700)
-        shutil.rmtree(place)
 
 
 def test_the_compiler_runs_out_of_memory_once(
