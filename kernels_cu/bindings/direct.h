@@ -157,8 +157,16 @@ class DirectCall : public Call {
     return view;
   }
 
+  // A tensor that requires grad goes to the operator, which refuses it unless grad is off.
   View written(PyObject* object) {
     const View given = view(object);
+    if (given.dtype == ScalarType::BFloat16 || given.dtype == ScalarType::Half ||
+        given.dtype == ScalarType::Float) {
+      PyObject* grad = PyObject_GetAttr(object, torch_python().requires_grad);
+      if (grad == nullptr) throw PythonError();
+      Py_DECREF(grad);
+      if (grad != Py_False) throw NotPlain();
+    }
     if (written_ == nullptr && (written_ = PyList_New(0)) == nullptr) throw PythonError();
     if (PyList_Append(written_, object) != 0) throw PythonError();
     return given;
@@ -262,10 +270,6 @@ class PythonArguments final : public Arguments {
   void get(size_t i, View& out) override { out = call_.view(objects_[i]); }
   void get(size_t i, InPlace& out) override {
     static_cast<View&>(out) = call_.written(objects_[i]);
-    PyObject* grad = PyObject_GetAttr(objects_[i], torch_python().requires_grad);
-    if (grad == nullptr) throw PythonError();
-    Py_DECREF(grad);
-    if (grad != Py_False) throw NotPlain();
   }
   void get(size_t i, double& out) override {
     PyObject* const o = objects_[i];

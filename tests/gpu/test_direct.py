@@ -360,8 +360,14 @@ def test_gradients_and_inference(
     assert not any(t.requires_grad for t in results)
     with pytest.raises(ValueError, match=r"residual: .* does not require grad"):
         jitquant.rmsnorm_quantize_nvfp4(x, w, residual=x.clone())
+    out = torch.zeros(4, 64, device="cuda", requires_grad=True)
+    with pytest.raises(ValueError, match=r"y: .* does not require grad"):
+        jitquant.dequantize(jitquant.quantize_nvfp4(x), out=out)
+    assert not out.any()
     with torch.no_grad():
         jitquant.rmsnorm_quantize_nvfp4(x, w, residual=x.detach().clone().requires_grad_())
+        jitquant.dequantize(jitquant.quantize_nvfp4(x), out=out)
+    assert out.any()
     dispatched.clear()
     with torch.inference_mode():
         q = jitquant.quantize_nvfp4(x)
