@@ -134,7 +134,7 @@ def _decoded(sections: Sections) -> list[str]:
 
 _NORM_FP8 = _over_peer("fp8-rmsnorm")
 _SWIGLU_FP8 = _over_peer("fp8-silu-group")
-_NORM_NVFP4 = _over_peer("rmsnorm", ".0f")
+_NORM_NVFP4 = _over_peer("rmsnorm")
 
 
 def _norms(sections: Sections) -> list[str]:
