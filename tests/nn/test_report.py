@@ -106,6 +106,19 @@ def test_what_fp8_products_of_a_weight_in_nvfp4_lose() -> None:
         assert found.output["nvfp4_fp8"] > found.output["nvfp4"]  # which rounds x to four bits
 
 
+def test_the_change_by_fp8_products_has_a_sign() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(2))).bfloat16()
+    nn.init.normal_(model[1].weight)
+    found = report(model, randn(8, 512), formats=("nvfp4", "nvfp4_fp8"))
+    uniform, normal = (layer.fp8_loss for layer in found.layers)
+    assert uniform < 0 < normal
+    assert (
+        f"FP8 products change the SQNR of weights by {-(uniform + normal) / 2:+.2f} dB, "
+        f"at worst -{normal:.2f} (1)" in str(found)
+    )
+
+
 def test_a_layer_that_is_called_twice_is_one(model: Gated) -> None:
     x = randn(10, 64)
     model.up = model.gate
@@ -241,11 +254,11 @@ def test_table_and_picture(model: Gated, tmp_path: Path) -> None:
     losses = [layer.fp8_loss for layer in found.layers]
     most = max(losses)
     name = found.layers[losses.index(most)].name
-    assert f"dB of the weights, at most {most:.2f} ({name})" in text
+    assert f" dB, at worst {-most:+.2f} ({name})" in text
     of_weights = found.table("weight")
     assert of_weights.title == "SQNR of the weight in dB"
-    *_, lost = of_weights.columns
-    assert list(lost.cells)[:3] == [f"{loss:.2f}" for loss in losses]
+    *_, change = of_weights.columns
+    assert list(change.cells)[:3] == [f"{-loss:+.2f}" for loss in losses]
     assert found.as_dict()["layers"][0]["fp8_loss"] == losses[0]
     for ending, start in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
         found.picture(tmp_path / f"p{ending}")
@@ -279,7 +292,7 @@ def test_errors(model: Gated) -> None:
     found = report(model, randn(4, 64), formats=["int8"])
     assert math.isnan(found.layers[0].fp8_loss)
     assert found.as_dict()["layers"][0]["fp8_loss"] is None
-    assert "FP8 products lose" not in str(found)
+    assert "FP8 products" not in str(found)
     with pytest.raises(ValueError, match="format: expected 'int8', got 'nvfp4'"):
         found.mean("nvfp4")
     with pytest.raises(
