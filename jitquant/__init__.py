@@ -1,4 +1,4 @@
-"""NVFP4, FP8, INT8 and MXFP8 quantization by CUDA kernels that are compiled on first use.
+"""NVFP4, MXFP4, MXFP8, FP8 and INT8 quantization by CUDA kernels, compiled on first use.
 
 Importing it registers ``torch.ops.jitquant`` and nothing else: it compiles nothing, touches no GPU
 and creates no directory. The command line, which must respond before torch could be imported,

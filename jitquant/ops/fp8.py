@@ -309,7 +309,7 @@ def quantize_fp8(
     57344 for e5m2 or 127 for int8. This is TransformerEngine's current scaling; with a scale given,
     the cast of its delayed scaling. INT8 is that of vLLM, whose computed scale_inv is
     ``amax / 127``. Two launches for a computed scale or the amax of a whole tensor, one for all
-    else. With ``rope`` or ``rotate`` scales are those of rows, or given.
+    else. With ``rope`` or ``rotate``, granularity is "row" or "1x128", or a scale is given.
 
     Args:
         x: (..., N); a 1-D tensor is one row.
@@ -422,7 +422,7 @@ def swiglu_quantize_fp8(
         scale_ub, amax_eps: as in `quantize_fp8`.
         interleave: length of alternating runs of gate and up columns; 0: [gate | up].
         amax: whether a given scale comes with the amax.
-        process_group: the ranks that hold the parts of x, which share one amax; or None.
+        process_group: the ranks that hold the parts of fused, which share one amax; or None.
         out: buffers of ``QuantizedTensor.empty((*fused.shape[:-1], N), ...)``.
 
     Returns:

@@ -20,8 +20,8 @@ What they share:
 - ``out``: an `NVFP4Tensor` whose buffers are written and which is returned. Where the result's gsa
   would be the given tensor, ``out.gsa`` becomes that tensor. Buffers are contiguous and do not
   overlap the inputs or each other; ``residual`` does not overlap ``x``. Inductor lacks
-  float4_e2m1fn_x2 on the CPU: a graph compiled for the CPU can write to the same buffers only
-  once; otherwise return the results.
+  float4_e2m1fn_x2 on the CPU: a graph compiled for the CPU cannot write twice to the same buffers
+  and use both results. Return the results instead.
 - Nothing is differentiable: no result requires grad.
 
 Errors: TypeError for a wrong type or dtype; ValueError for a shape, stride, device, number or name
@@ -433,7 +433,7 @@ def quantize_weight_nvfp4(
         divisor: a computed gsa is ``amax / divisor``.
         recipe: "te", "vllm" or "te_flush".
         scale_layout: "linear", or, with ``dim=-1``, "swizzled_128x4".
-        process_group: the ranks that hold the parts of x, which share one amax; or None.
+        process_group: the ranks that hold the parts of w, which share one amax; or None.
         out: buffers of ``NVFP4Tensor.empty(w.shape, dim=dim, ...)``.
 
     Returns:

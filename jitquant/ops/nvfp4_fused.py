@@ -103,7 +103,7 @@ def deinterleave_quantize_nvfp4(
         divisor: a computed gsa is ``amax / divisor``.
         recipe: "te", "vllm" or "te_flush".
         scale_layout: "linear" or "swizzled_128x4".
-        process_group: the ranks that hold the parts of x, which share one amax; or None.
+        process_group: the ranks that hold the parts of fused, which share one amax; or None.
         out: buffers of ``QuantizedActivation.empty((*fused.shape[:-1], intermediate), ...)``.
 
     Returns:
@@ -222,7 +222,7 @@ def mhc_rmsnorm_quantize_nvfp4(
         divisor: a computed gsa is ``amax / divisor``.
         recipe: "te", "vllm" or "te_flush".
         scale_layout: "linear" or "swizzled_128x4".
-        process_group: the ranks that hold the parts of x, which share one amax; or None.
+        process_group: the ranks that hold the parts of X, which share one amax; or None.
         out: buffers of ``QuantizedActivation.empty((..., N), inv_rms=True, granularity=...)``.
 
     Returns:
