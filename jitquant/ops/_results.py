@@ -57,11 +57,7 @@ def _dispatched(
     """New results, or None, where `Op.into` has done nothing."""
     tensors = op.tensors(arguments)
     if out is not None:
-        shape = tuple(tensors[0].shape)
-        if op.source is not None and op.source.cols is not None and shape:
-            shape = (*shape[:-1], shape[-1] // 2)
-        _check_buffers(op, out, "out", form, shape, arguments["dtype"], amax)
-        return op.dispatched(tensors, _all_buffers(op, out))
+        return op.dispatched(tensors, _all_buffers(op, tensors, arguments, form, out, amax))
     if arguments.get("zero_padding", True):
         return op.dispatched(tensors)
     # Of new results too, only the rows that are counted are written.
@@ -72,8 +68,25 @@ def _dispatched(
     return made
 
 
-def _all_buffers(op: Op, out: QuantizedTensor) -> tuple[Any, ...]:
+def check_call(op: Op, arguments: Arguments, form: Form, out: QuantizedTensor) -> None:
+    """Raises what a call of the op would raise that writes to ``out``, and writes nothing."""
+    tensors = op.tensors(arguments)
+    op.check_call(tensors, _all_buffers(op, tensors, arguments, form, out, False))
+
+
+def _all_buffers(
+    op: Op,
+    tensors: Sequence[Any],
+    arguments: Arguments,
+    form: Form,
+    out: QuantizedTensor,
+    amax: bool,
+) -> tuple[Any, ...]:
     """The buffers of ``out``, with a tensor for each: the dispatcher takes no None."""
+    shape = tuple(tensors[0].shape)
+    if op.source is not None and op.source.cols is not None and shape:
+        shape = (*shape[:-1], shape[-1] // 2)
+    _check_buffers(op, out, "out", form, shape, arguments["dtype"], amax)
     return tuple(
         torch.empty(0, dtype=torch.float32, device=out.data.device) if buffer is None else buffer
         for buffer in op.buffers_of(out)

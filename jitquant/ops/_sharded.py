@@ -10,7 +10,6 @@ read back, and it can be captured where the backend can be (NCCL).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,7 @@ from jitquant.formats import DEINTERLEAVE_OPS, GRANULARITIES, MAX_PARTIALS, NVFP
 from jitquant.numerics import amax as numerics
 from jitquant.ops import sources
 from jitquant.ops.schema import Cast, Op, Result, Rows, fp32, product
-from jitquant.tensors import NVFP4Tensor, QuantizedTensor
+from jitquant.tensors import QuantizedTensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -128,18 +127,6 @@ def norm_amax_over(
             op.dispatched(tensors, (amax, inv_rms))
     assert inv_rms is not None
     return max_over(amax, process_group), inv_rms
-
-
-def without_inv_rms(out: NVFP4Tensor | None) -> NVFP4Tensor | None:
-    """Buffers for the second half of a norm, whose inv_rms the first half has written."""
-    if isinstance(out, NVFP4Tensor):
-        if out.inv_rms is None:
-            raise ValueError(
-                "out.inv_rms: expected a buffer, as a norm has this result, got None. Make the "
-                "buffers with inv_rms=True"
-            )
-        return replace(out, inv_rms=None)
-    return out
 
 
 def amax_buffer(out: object) -> Tensor | None:

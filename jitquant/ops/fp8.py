@@ -55,7 +55,7 @@ from jitquant.formats import (
 )
 from jitquant.numerics import fp8 as numerics
 from jitquant.ops import _checks, _checks_fp8, _sharded, sources
-from jitquant.ops._results import BUFFERS, MAKER, Form, fitting, quantized
+from jitquant.ops._results import BUFFERS, MAKER, Form, check_call, fitting, quantized
 from jitquant.ops.blockwise import GROUP_EPS, quantize_block, quantize_per_token_group
 from jitquant.ops.parts import part_for_residual, part_for_rope
 from jitquant.ops.schema import (
@@ -607,14 +607,17 @@ def _over(
         ops.source.accepts[of].check(of, x)
         _checks_fp8.gate_and_up(x, arguments["interleave"])
         values = {"intermediate": x.shape[-1] // 2, "op": "swiglu"}
+    op, dtype = ops.from_amax, arguments["dtype"]
+    of_amax, buffers = _sharded.amax_buffer(out), None
+    if out is not None:
+        buffers = replace(out, amax=None)
+        check_call(op, {**arguments, "amax": of_amax}, form, buffers)  # of_amax is written first
     amax = arguments["amax"] = _sharded.amax_over(
         process_group,
         _sharded.DEINTERLEAVE_AMAX if halved else _sharded.AMAX,
         {**arguments, **values, "keep_nan": True},
-        _sharded.amax_buffer(out),
+        of_amax,
     )
-    buffers = None if out is None else replace(out, amax=None)
-    op, dtype = ops.from_amax, arguments["dtype"]
     own = {name: arguments[name] for name in op.names}
     q = quantized(op, op.into(fitting(buffers, form, dtype), **own), form, buffers)
     if out is not None:

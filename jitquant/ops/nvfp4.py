@@ -649,9 +649,13 @@ def _norm_over(
     """A norm with the amax of a group: one op, an all_reduce, and another."""
     assert family.amax is not None
     _sharded.check_granularity_of_norm(arguments["granularity"])
-    buffers = _sharded.without_inv_rms(out)
-    of = family.source.of
+    of, whole = family.source.of, family.computed
     arguments[of] = _checks.with_columns(_checks.as_tensor(arguments[of], of))
+    form = (arguments[of], *form[1:])
+    # The first half writes residual and inv_rms, so what the second refuses is refused here.
+    if out is not None:
+        _check_buffers(whole, form, None, out)
+    whole.check_call(whole.tensors(arguments), () if out is None else whole.buffers_of(out))
     amax, inv_rms = _sharded.norm_amax_over(
         process_group,
         family.amax,
@@ -661,7 +665,7 @@ def _norm_over(
     if arguments.get("residual") is not None:
         arguments["x"] = arguments["residual"]  # what was normalized
     arguments |= {"amax": amax, "inv_rms": inv_rms}
-    form = (arguments[of], *form[1:])
+    buffers = None if out is None else replace(out, inv_rms=None)
     q = _call(family.from_amax, arguments, form, buffers)
     if out is None:
         return replace(q, inv_rms=inv_rms)

@@ -551,6 +551,16 @@ class Op:
         results = self.default(*first, **keywords)
         return results if len(self.results) > 1 else (results,)
 
+    def check_call(self, args: Sequence[Any], buffers: Sequence[Any] = ()) -> None:
+        """Raises what `dispatched` raises, and writes nothing."""
+        arguments = dict(zip(self.names, args, strict=True))
+        if buffers:
+            self._plan_out(list(buffers), arguments)
+        else:
+            self._checked(arguments)
+        if not is_compiling():
+            self._check_memory(arguments, buffers)
+
     def made(self, arguments: Arguments) -> Any:
         """New results as a tuple, by the shortest way that there is.
 

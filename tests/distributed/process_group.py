@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -443,6 +445,50 @@ def case_refusals(here: Here) -> None:
     if here.rank == 0:
         with pytest.raises(ValueError, match="a block of 16 would be divided"):
             jitquant.quantize_nvfp4(x, granularity="row", process_group=here.group)
+
+
+def case_a_refused_call_writes_nothing(here: Here) -> None:
+    x = large_in_one_row(4, 32, here)
+    weight, A = torch.ones(32, device=here.device), torch.ones(4, 1, device=here.device)
+    residual = torch.zeros_like(x)
+    norm = QuantizedActivation.empty((4, 32), inv_rms=True, device=here.device)
+    eight = QuantizedTensor.empty((4, 32), amax=True, device=here.device)
+    half = QuantizedTensor.empty((4, 16), amax=True, device=here.device)
+    for t in (norm.inv_rms, eight.amax, half.amax):
+        assert t is not None
+        t.fill_(-1)
+    group: dict[str, Any] = {"process_group": here.group}
+    of_norm: dict[str, Any] = {"granularity": "tensor", **group}
+    calls: dict[str, Callable[[], Any]] = {
+        "recipe: expected one of": lambda: jitquant.rmsnorm_quantize_nvfp4(
+            x, weight, residual=residual, recipe="fast", **of_norm
+        ),
+        r"out\.scale_layout: expected": lambda: jitquant.rmsnorm_quantize_nvfp4(
+            x, weight, scale_layout="swizzled_128x4", out=norm, **of_norm
+        ),
+        r"out\.shape: expected": lambda: jitquant.mhc_rmsnorm_quantize_nvfp4(
+            x[:2, None], A[:2], weight, out=norm, **of_norm
+        ),
+        r"out\.inv_rms: expected a buffer": lambda: jitquant.rmsnorm_quantize_nvfp4(
+            x, weight, residual=residual, out=replace(norm, inv_rms=None), **of_norm
+        ),
+        r"out\.dtype: expected": lambda: jitquant.quantize_fp8(
+            x, dtype=torch.float8_e5m2, out=eight, **group
+        ),
+        r"out\.shape: expected \(4, 16\)": lambda: jitquant.swiglu_quantize_fp8(
+            x, granularity="tensor", out=eight, **group
+        ),
+        "amax_eps: expected": lambda: jitquant.swiglu_quantize_fp8(
+            x, granularity="tensor", amax_eps=-1.0, out=half, **group
+        ),
+    }
+    for says, call in calls.items():
+        with pytest.raises(ValueError, match=says):
+            call()
+        assert not residual.any(), says
+        for t in (norm.inv_rms, eight.amax, half.amax):
+            assert t is not None
+            assert (t == -1).all(), says
 
 
 def cuda_case_capture(here: Here) -> None:
