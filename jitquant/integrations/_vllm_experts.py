@@ -140,7 +140,6 @@ class JitquantNvFp4Experts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
             expert_map: the index of each expert in this process; -1 for those of others.
         """
         ids = topk_ids if expert_map is None else expert_map[topk_ids]
-        ids = torch.where(ids < 0, self.experts.num_experts, ids)  # nobody's
         weights = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
         output.copy_(self.experts(hidden_states, ids, weights))
 

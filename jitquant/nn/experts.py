@@ -123,14 +123,17 @@ class Experts(nn.Module):
 
         Args:
             hidden_states: (T, hidden).
-            top_k_index: int (T, k), experts of each token.
+            top_k_index: int (T, k), experts of each token; values outside of 0 to E - 1 are
+                ignored.
             top_k_weights: (T, k).
 
         Returns:
             (T, hidden) of the dtype of ``hidden_states``.
         """
         tokens, k = top_k_index.shape
-        expert, order = top_k_index.reshape(-1).sort(stable=True)
+        ignored = (top_k_index < 0) | (top_k_index >= self.num_experts)
+        ids = top_k_index.masked_fill(ignored, self.num_experts)  # they come last
+        expert, order = ids.reshape(-1).sort(stable=True)
         each = torch.arange(self.num_experts, device=expert.device, dtype=expert.dtype)
         ends = torch.searchsorted(expert, each, right=True)
         of_row = expert.clamp(max=self.num_experts - 1)
@@ -144,7 +147,7 @@ class Experts(nn.Module):
         # Past the last expert (another process has it) there is nothing to add.
         y = y.masked_fill((expert >= self.num_experts).unsqueeze(-1), 0)
         back = torch.empty_like(y).index_copy(0, order, y)
-        return back.view(tokens, k, -1).sum(1).to(hidden_states.dtype)
+        return back.view(tokens, k, y.shape[-1]).sum(1).to(hidden_states.dtype)
 
     def _biased(self, name: str, y: Tensor, of_row: Tensor) -> Tensor:
         bias = getattr(self, f"{name}_bias", None)

@@ -145,6 +145,27 @@ def test_few_tokens_as_they_are(kind: str, one_op: bool, monkeypatch: pytest.Mon
     assert sqnr(with_gradient.detach(), got) > 35
 
 
+@pytest.mark.parametrize("make", [NVFP4Experts, Float8BlockwiseExperts])
+def test_no_tokens(make: Any) -> None:
+    original = mixture("Mixtral").model.layers[0].mlp.experts
+    x, index, weights = (t[:0] for t in routed(original))
+    assert make(original)(x, index, weights).shape == (0, 64)
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4a16", "fp8_block"])
+def test_ids_of_no_expert_are_ignored(recipe: str) -> None:
+    original = mixture("Mixtral").model.layers[0].mlp.experts
+    how = {"weight_only": recipe == "nvfp4a16"} if "nvfp4" in recipe else {}
+    made = (NVFP4Experts if how else Float8BlockwiseExperts)(original, **how)
+    x, index, weights = routed(original)
+    index[3, 1], index[5, 0] = -1, 7
+    without = weights.clone()
+    without[3, 1] = without[5, 0] = 0
+    for tokens in (x, x.clone().requires_grad_()):
+        got = made(tokens, index, weights)
+        assert torch.equal(got, made(tokens, index.clamp(0, 2), without))
+
+
 def test_the_tokens_have_a_gradient() -> None:
     original = mixture("Mixtral").model.layers[0].mlp.experts
     x, index, weights = routed(original)
