@@ -121,7 +121,7 @@ def _sizes(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
 
 
 def _ends(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
-    rows = arguments["x"].shape[0]
+    rows = _elements(arguments).shape[0]
     if bool((t[1:] < t[:-1]).any()):
         shown = f"{t[:_SHOWN].tolist()}{'...' if t.numel() > _SHOWN else ''}"
         return f"expected ascending numbers, got {shown}"
@@ -183,7 +183,7 @@ def values(op: str, arguments: Mapping[str, Any]) -> None:
         rule = RULES.get(name)
         if name == "gsa" and op.startswith("dequantize"):
             rule = _gsa_of_codes
-        if name == "offsets" and op == "nvfp4_grouped_linear":
+        if name == "offsets" and "_grouped_" in op:
             rule = _ends
         if name == "x_sf" and op == "dequantize_mxfp4":
             rule = None  # every byte is an E8M0 scale

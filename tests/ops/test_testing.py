@@ -232,7 +232,9 @@ def test_checked_has_a_rule_for_what_has_values() -> None:
 
 
 def test_checked_changes_no_result() -> None:
-    x, at = randn(4, 32), torch.tensor([0, 2, 4])
+    x, at, row = randn(4, 32), torch.tensor([0, 2, 4]), {"granularity": "row"}
+    q, q8 = jitquant.quantize_nvfp4(x), jitquant.quantize_fp8(x, **row)
+    w, w8 = experts(16, 32), jitquant.quantize_fp8(randn(2, 16, 32), **row)
     calls: list[Callable[[], Any]] = [
         lambda: jitquant.quantize_nvfp4(x, torch.tensor([0.01])).x_fp4,
         lambda: jitquant.quantize_ragged(x, at).data,
@@ -242,6 +244,8 @@ def test_checked_changes_no_result() -> None:
         lambda: jitquant.dequantize_mxfp4(*jitquant.quantize_mxfp4(1000 * x)),
         lambda: jitquant.quantize_nvfp4(torch.full((4, 32), math.inf)).dequantize(),
         lambda: jitquant.quantize_fp8(x, out=jitquant.QuantizedTensor.empty((4, 32))).data,
+        lambda: jitquant.nn.grouped_linear(q, w, torch.tensor([1, 3])),
+        lambda: jitquant.nn.grouped_linear(q8, w8, torch.tensor([1, 3])),
     ]
     for call in calls:
         expected = bytes_of(call())
