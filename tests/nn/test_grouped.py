@@ -46,7 +46,8 @@ OFFSETS = {
 def experts(*, cols: int = IN, out: int = OUT) -> Tensor:
     """Weights whose magnitudes differ from expert to expert and row to row."""
     w = randn(EXPERTS, out, cols, seed=1).float() * cols**-0.5
-    return (w * torch.tensor([1.0, 8, 0.1, 3])[:, None, None] * torch.rand(out, 1)).to(BF16)
+    of_rows = torch.linspace(0.1, 1, out)[:, None]
+    return (w * torch.tensor([1.0, 8, 0.1, 3])[:, None, None] * of_rows).to(BF16)
 
 
 def wanted(q: Any, weights: Any, offsets: list[int]) -> Tensor:
