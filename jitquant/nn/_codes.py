@@ -27,7 +27,9 @@ class QuantizedModule(nn.Module):
         def of_bytes(t: Tensor) -> Any:
             if id(t) not in quantized:
                 return fn(t)
-            return fn(t.view(torch.uint8)).view(t.dtype)
+            made = fn(t.view(torch.uint8))
+            # ``type(dtype)`` casts bytes too: then only the device is taken.
+            return made.view(t.dtype) if made.dtype == torch.uint8 else t.to(made.device)
 
         super()._apply(of_bytes, recurse)  # type: ignore[no-untyped-call]
         first = self._buffers[self.quantized[0]]

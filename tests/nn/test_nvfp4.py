@@ -215,7 +215,12 @@ def test_state_dict(source: Any, target: Any, tmp_path: Path) -> None:
 def test_to(scale_layout: Any) -> None:
     made = NVFP4Linear.from_linear(linear(), scale_layout=scale_layout)
     bytes_before = [b.view(torch.uint8).clone() for b in made.buffers()]
-    for move in (lambda m: m.half(), lambda m: m.to(torch.float32), lambda m: m.bfloat16()):
+    for move in (
+        lambda m: m.half(),
+        lambda m: m.to(torch.float32),
+        lambda m: m.type(torch.float16),
+        lambda m: m.bfloat16(),
+    ):
         move(made)
         assert made.bias.dtype == made.dtype
         assert made.weight_scale.dtype == torch.float8_e4m3fn
