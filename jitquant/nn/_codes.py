@@ -37,6 +37,17 @@ class QuantizedModule(nn.Module):
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=first.device)).dtype
         return self
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        first, errors = self.get_buffer(self.quantized[0]), rest[-1]
+        absent = [n for n in self.quantized if n.endswith("input_gsa") and self._buffers[n] is None]
+        new = [n for n in absent if state_dict.get(f"{prefix}{n}") is not None]
+        for name in new:
+            self._buffers[name] = torch.empty(1, dtype=torch.float32, device=first.device)
+        count = len(errors)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if len(errors) > count:  # perhaps of these, which have no values then
+            self._buffers.update(dict.fromkeys(new))
+
     def __getstate__(self) -> dict[str, Any]:
         # As bytes, too: PyTorch does not unpickle tensors of float8.
         buffers = {name: self._buffers[name] for name in self.quantized}

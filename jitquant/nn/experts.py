@@ -453,13 +453,6 @@ class NVFP4Experts(Experts, QuantizedModule):
         multiply_rows = nvfp4_grouped_linear if x.shape[0] <= _DECODED else grouped_linear
         return multiply_rows(q, weight, ends, dtype=x.dtype)
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        for name in self.quantized:
-            if f"{prefix}{name}" in state_dict and self._buffers[name] is None:
-                first = self.get_buffer(self.quantized[0])
-                self._buffers[name] = torch.empty(1, dtype=torch.float32, device=first.device)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
 
 class _Straight(torch.autograd.Function):
     """The grouped product, and the gradient of the tokens through the dequantized weights."""

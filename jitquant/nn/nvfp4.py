@@ -507,9 +507,6 @@ class NVFP4Linear(QuantizedModule):
         given = state_dict.get(name)
         if self.scale_layout != "linear" and given is not None and given.shape == shape:
             state_dict = {**state_dict, name: swizzle_128x4(given)}
-        static = state_dict.get(f"{prefix}input_gsa")
-        if static is not None and self.input_gsa is None:
-            self.input_gsa = torch.empty_like(self.weight_gsa)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 

@@ -512,6 +512,14 @@ def test_experts_that_stay_as_they_are_are_ignored(kind: str, expert: str, tmp_p
         assert torch.equal(back(TOKENS).logits, model(TOKENS).logits)
 
 
+def test_a_state_dict_that_does_not_fit_leaves_no_static_input() -> None:
+    made = NVFP4Experts(mixture("Mixtral").model.layers[0].mlp.experts)
+    state = {**made.state_dict(), "down_proj_input_gsa": torch.ones(3)}
+    with pytest.raises(RuntimeError, match="size mismatch for down_proj_input_gsa"):
+        made.load_state_dict(state)
+    assert made.down_proj_input_gsa is None
+
+
 def test_what_is_refused() -> None:
     class Mine(nn.Module):
         def __init__(self) -> None:

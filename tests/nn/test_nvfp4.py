@@ -211,6 +211,15 @@ def test_state_dict(source: Any, target: Any, tmp_path: Path) -> None:
         NVFP4Linear(120, 72, scale_layout=target).load_state_dict(state)
 
 
+def test_a_state_dict_that_does_not_fit_leaves_no_static_input() -> None:
+    made, x = NVFP4Linear.from_linear(linear()), randn(4, 256)
+    want = made(x)
+    with pytest.raises(RuntimeError, match="size mismatch for input_gsa"):
+        made.load_state_dict({**made.state_dict(), "input_gsa": torch.ones(3)})
+    assert made.input_gsa is None
+    assert torch.equal(made(x), want)
+
+
 @pytest.mark.parametrize("scale_layout", ["linear", "swizzled_128x4"])
 def test_to(scale_layout: Any) -> None:
     made = NVFP4Linear.from_linear(linear(), scale_layout=scale_layout)
