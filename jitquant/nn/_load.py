@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -221,14 +222,7 @@ def _taken(name: str, tensors: dict[str, Tensor]) -> Tensor:
 def _nvfp4_parts(dot: str, shape: tuple[int, int], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Pops the codes, block scales and gsa of a matrix from ``tensors``."""
     packed, scale = (_taken(f"{dot}weight_{part}", tensors) for part in ("packed", "scale"))
-    global_scale = tensors.pop(f"{dot}weight_global_scale", None)
-    gsa = tensors.pop(f"{dot}weight_gsa", None)
-    if gsa is None and global_scale is not None:
-        gsa = 1 / global_scale.to(torch.float32)
-    input_gsa = tensors.pop(f"{dot}input_gsa", None)
-    input_scale = tensors.pop(f"{dot}input_global_scale", None)
-    if input_gsa is None and input_scale is not None:
-        input_gsa = 1 / input_scale.to(torch.float32)
+    gsa, input_gsa = (_gsa(f"{dot}{of}", tensors) for of in ("weight", "input"))
     if (
         gsa is None
         or packed.dtype != torch.uint8
@@ -241,10 +235,26 @@ def _nvfp4_parts(dot: str, shape: tuple[int, int], tensors: dict[str, Tensor]) -
             f"{scale.dtype} {tuple(scale.shape)} and {'no' if gsa is None else 'a'} "
             "weight_global_scale"
         )
-    parts = {"packed": packed, "scale": scale, "gsa": gsa.reshape(1)}
+    parts = {"packed": packed, "scale": scale, "gsa": gsa}
     if input_gsa is not None:
-        parts["input_gsa"] = input_gsa.to(torch.float32).reshape(1)
+        parts["input_gsa"] = input_gsa
     return parts
+
+
+def _gsa(name: str, tensors: dict[str, Tensor]) -> Tensor | None:
+    """Pops a gsa, or the global scale whose reciprocal it is, from ``tensors``; fp32 (1,)."""
+    scale, gsa = (tensors.pop(f"{name}_{kind}", None) for kind in ("global_scale", "gsa"))
+    if gsa is None:
+        if scale is None:
+            return None
+        gsa = 1 / scale.to(torch.float32)
+    gsa = gsa.to(torch.float32)
+    if gsa.numel() != 1 or not 0 <= gsa.item() < math.inf:
+        raise ValueError(
+            f"{name}_global_scale: expected one positive number, got {(1 / gsa).tolist()}. Get "
+            "the file again, or quantize the model with jitquant quantize"
+        )
+    return gsa.reshape(1)
 
 
 def _nvfp4_layer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -659,6 +660,12 @@ def test_errors(tmp_path: Path) -> None:
         match=r"0\.weight_packed: expected NVFP4 for the linear's \(160, 64\) \(uint8, a scale",
     ):
         load(**{"0.weight_packed": good["0.weight_packed"][:, :16].contiguous()})
+    for part, wrong in itertools.product(
+        ("weight", "input"), ([0.0], [torch.nan], [-2.0], [1.0] * 3)
+    ):
+        name = f"0.{part}_global_scale"
+        with pytest.raises(ValueError, match=f"{name}: expected one positive number, got "):
+            load(**{name: torch.tensor(wrong)})
     with pytest.raises(ValueError, match=r"have 3\.weight besides"):
         load(**{"3.weight": torch.ones(2)})
     with pytest.raises(ValueError, match=r"the files lack 3\.weight, 3\.bias"):
