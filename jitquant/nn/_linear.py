@@ -34,14 +34,30 @@ def check_dtype(dtype: Any, name: str = "dtype") -> None:
         raise TypeError(f"{name}: expected bfloat16, float16 or float32, got {dtype}")
 
 
-def check_tensor(x: object) -> None:
-    """An input is a tensor.
+def check_tensor(x: object, name: str = "x") -> None:
+    """An argument is a tensor.
 
     Raises:
         TypeError: it is something else.
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f"x: expected a torch.Tensor, got {type(x).__name__}")
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+
+
+def check_input_gsa(gsa: Tensor, name: str) -> None:
+    """A static gsa of inputs is float32 (1,).
+
+    Raises:
+        TypeError: it is no tensor, or of another dtype.
+        ValueError: it is of another shape.
+    """
+    check_tensor(gsa, name)
+    if gsa.dtype != torch.float32:
+        raise TypeError(f"{name}: expected float32, got {gsa.dtype}. Convert it with .float()")
+    if gsa.shape != (1,):
+        raise ValueError(
+            f"{name}: expected shape (1,), amax / 2688 of all inputs, got shape {tuple(gsa.shape)}"
+        )
 
 
 def check_columns(shape: torch.Size | tuple[int, ...], in_features: int, name: str = "x") -> None:

@@ -32,6 +32,7 @@ from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._linear import (
     check_columns,
     check_dtype,
+    check_input_gsa,
     check_linear,
     check_same_dtype,
     check_tensor,
@@ -209,11 +210,16 @@ class NVFP4Linear(QuantizedModule):
             input_gsa: fp32 (1,), a static gsa of the inputs, or None.
 
         Raises:
-            TypeError: it is of another class, whose forward may be another, or of a dtype that
-                cannot be quantized.
+            TypeError: ``linear`` is of another class, whose forward may be another, or of a dtype
+                that cannot be quantized; or another argument is not accepted.
+            ValueError: an argument is not accepted.
         """
         check_linear(linear)
         plain = linear.weight.detach()
+        if weight is not None:
+            _check_weight(weight, plain)
+        if input_gsa is not None:
+            check_input_gsa(input_gsa, "input_gsa")
         made = cls(
             *(linear.in_features, linear.out_features, linear.bias is not None),
             *(plain.device, plain.dtype),
@@ -508,6 +514,29 @@ class NVFP4Linear(QuantizedModule):
         if self.scale_layout != "linear" and given is not None and given.shape == shape:
             state_dict = {**state_dict, name: swizzle_128x4(given)}
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _check_weight(weight: NVFP4Tensor, plain: Tensor) -> None:
+    """A weight is quantized as a layer stores it."""
+    if not isinstance(weight, NVFP4Tensor):
+        raise TypeError(
+            f"weight: expected an NVFP4Tensor, got {type(weight).__name__}. "
+            "quantize_weight_nvfp4(linear.weight) makes one"
+        )
+    weight.validate("weight")
+    has = {
+        "dim": -1,
+        "shape": tuple(plain.shape),
+        "scale_layout": "linear",
+        "granularity": "tensor",
+    }
+    for name, wanted in has.items():
+        given = getattr(weight, name)
+        if given != wanted:
+            raise ValueError(
+                f"weight.{name}: expected {wanted!r}, got {given!r}. "
+                "quantize_weight_nvfp4(linear.weight) makes a weight that fits"
+            )
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -479,6 +480,40 @@ def test_errors() -> None:
         match=r"linear: expected torch\.nn\.Linear itself, got NonDynamicallyQuantizableLinear",
     ):
         NVFP4Linear.from_linear(nn.MultiheadAttention(16, 2).out_proj)
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ("weight: expected an NVFP4Tensor, got Tensor", {"weight": randn(128, 64)}),
+        (
+            "weight.scale_layout: expected 'linear', got 'swizzled_128x4'",
+            {
+                "weight": jitquant.quantize_weight_nvfp4(
+                    randn(128, 64), scale_layout="swizzled_128x4"
+                )
+            },
+        ),
+        (
+            "weight.granularity: expected 'tensor', got 'row'",
+            {"weight": jitquant.quantize_nvfp4(randn(128, 64), granularity="row")},
+        ),
+        (
+            "weight.shape: expected (128, 64), got (16, 64)",
+            {"weight": jitquant.quantize_weight_nvfp4(randn(16, 64))},
+        ),
+        (
+            "weight.dim: expected -1, got 0",
+            {"weight": jitquant.quantize_weight_nvfp4(randn(128, 64), dim=0)},
+        ),
+        ("input_gsa: expected a torch.Tensor, got float", {"input_gsa": 0.1}),
+        ("input_gsa: expected float32, got torch.int64", {"input_gsa": torch.tensor([1])}),
+        ("input_gsa: expected shape (1,), amax / 2688", {"input_gsa": torch.ones(2)}),
+    ],
+)
+def test_parts_that_do_not_fit_the_linear(words: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        NVFP4Linear.from_linear(linear(64, 128), **arguments)
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "row"])
