@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK, SCALE_DTYPE
+from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK, SCALE_DTYPE, one_of
 from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._grouped import grouped_linear
-from jitquant.nn._linear import check_same_dtype
+from jitquant.nn._linear import check_input_gsa, check_same_dtype
 from jitquant.nn._matmul import is_hopper
-from jitquant.nn._rounding import WeightRounding, quantized_weights
+from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
 from jitquant.nn._weights import WeightCache
 from jitquant.nn.float8 import multiply
 from jitquant.numerics.nvfp4 import gsa_from_amax
@@ -265,7 +265,8 @@ class NVFP4Experts(Experts, QuantizedModule):
                 biases, and both K are multiples of 16.
 
         Raises:
-            ValueError: `refusal` has a reason.
+            TypeError: one of ``input_gsas`` is not fp32.
+            ValueError: `refusal` has a reason, or an argument is not accepted.
         """
         parts: dict[str, Tensor] = {}
         _check(original)
@@ -277,7 +278,10 @@ class NVFP4Experts(Experts, QuantizedModule):
             weight = whole.transpose(-2, -1) if original.is_transposed else whole
             known = None if moments is None else moments[name]
             parts |= self.quantize(name, weight, rounding, known)
+        names = tuple(projection.name for projection in projections_of(original))
         for name, gsa in (input_gsas or {}).items():
+            one_of("input_gsas", name, names)
+            check_input_gsa(gsa, f"input_gsas[{name!r}]")
             parts[f"{name}_input_gsa"] = gsa
         self._take(original, parts)
         self.weight_only = weight_only
@@ -295,7 +299,11 @@ class NVFP4Experts(Experts, QuantizedModule):
             name: of the projection.
             weight: (E, N, K).
             rounding, moments: as for the class; the moments of this projection.
+
+        Raises:
+            ValueError: ``rounding`` is not accepted.
         """
+        one_of("rounding", rounding, WEIGHT_ROUNDINGS)
         weight = weight.detach()
         experts, rows, _ = weight.shape
         if rounding == "nearest":

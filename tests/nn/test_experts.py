@@ -532,6 +532,18 @@ def test_what_is_refused() -> None:
         match=r"original: expected the experts of transformers 5 \(gate_up_proj and down_proj",
     ):
         NVFP4Experts(Mine())
+    experts = mixture("Mixtral").model.layers[0].mlp.experts
+    for says, arguments in {
+        "rounding: expected one of 'nearest', .*, got '4over7'": {"rounding": "4over7"},
+        "input_gsas: expected one of 'gate_up_proj', 'down_proj', got 'up'": {
+            "input_gsas": {"up": torch.ones(1)}
+        },
+        r"input_gsas\['down_proj'\]: expected shape \(1,\), .* got shape \(3,\)": {
+            "input_gsas": {"down_proj": torch.ones(3)}
+        },
+    }.items():
+        with pytest.raises(ValueError, match=says):
+            NVFP4Experts(experts, **arguments)
     done = convert(nn.ModuleDict({"experts": Mine(), "x": nn.Linear(16, 16)}), "nvfp4")
     assert done.skipped == {"experts": "its forward is not known"}
     assert done.left == {"experts.down_proj": 512, "x.bias": 16}
