@@ -107,12 +107,13 @@ class MXFP4Linear(QuantizedModule):
         Args:
             linear: of the class ``nn.Linear`` itself; its in_features is a multiple of 32.
             scaling: as for `jitquant.quantize_mxfp4`; "even" has the smallest error.
-            weight: the weight of ``linear``, already quantized by `jitquant.quantize_mxfp4`.
+            weight: the weight of ``linear``, already quantized by `jitquant.quantize_mxfp4` with
+                linear scales; None: quantizes it.
 
         Raises:
             TypeError: it is of another class, whose forward may be another, or of a dtype that
                 cannot be quantized.
-            ValueError: its in_features is not such a multiple.
+            ValueError: its in_features is not such a multiple, or ``weight`` has another shape.
         """
         check_linear(linear)
         one_of("scaling", scaling, MXFP4_SCALINGS)
@@ -121,9 +122,15 @@ class MXFP4Linear(QuantizedModule):
         made = cls(*sizes, plain.device, plain.dtype)
         if weight is None:
             weight = quantize_mxfp4(plain.contiguous(), scaling=scaling)
-        codes, scales = weight
-        made.weight_packed = codes.view(torch.uint8)
-        made.weight_scale = scales.view(torch.uint8)
+        codes, scales = (part.view(torch.uint8) for part in weight)
+        shapes = tuple(made.weight_packed.shape), tuple(made.weight_scale.shape)
+        if (tuple(codes.shape), tuple(scales.shape)) != shapes:
+            raise ValueError(
+                f"weight: expected codes and scales of shapes {shapes[0]} and {shapes[1]}, got "
+                f"{tuple(codes.shape)} and {tuple(scales.shape)}. quantize_mxfp4(linear.weight) "
+                "makes them"
+            )
+        made.weight_packed, made.weight_scale = codes, scales
         if made.bias is not None:
             made.bias.copy_(linear.bias.detach())
         made.weight_changed()
@@ -159,6 +166,11 @@ class MXFP4Linear(QuantizedModule):
                 "take one"
             )
         rows, groups, _ = blocks.shape
+        if bias is not None and tuple(bias.shape) != (rows,):
+            raise ValueError(
+                f"bias: expected shape ({rows},), one element for each row of blocks, got shape "
+                f"{tuple(bias.shape)}"
+            )
         made = cls(groups * MXFP4_BLOCK, rows, bias is not None, blocks.device, dtype)
         made.weight_packed = blocks.reshape(rows, groups * _BLOCK_BYTES)
         made.weight_scale = scales.contiguous()

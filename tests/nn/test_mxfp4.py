@@ -247,6 +247,20 @@ def test_mixed_with_nvfp4(tmp_path: Path) -> None:
             ValueError,
             "scaling: expected one of 'floor', 'ceil', 'even', 'rceil',.* got 'up'",
         ),
+        (
+            lambda: MXFP4Linear.from_linear(
+                _linear(), weight=jitquant.quantize_mxfp4(randn(8, 96))
+            ),
+            ValueError,
+            r"weight: expected codes and scales of shapes \(40, 48\) and \(40, 3\), got \(8, 48\)",
+        ),
+        (
+            lambda: MXFP4Linear.from_blocks(
+                *MXFP4Linear.from_linear(_linear()).blocks, torch.ones(1)
+            ),
+            ValueError,
+            r"bias: expected shape \(40,\), one element for each row of blocks, got shape \(1,\)",
+        ),
     ],
 )
 def test_what_it_refuses(make: Any, error: type[Exception], words: str) -> None:
