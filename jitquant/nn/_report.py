@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from jitquant.formats import GROUP_EPS_MIN, INPUT_DTYPES, one_of
 from jitquant.nn._calibration import Inputs, call_model, decibels, mib
 from jitquant.nn.float8 import Float8BlockwiseLinear
+from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.numerics.linear import refold_e4m3
 from jitquant.ops import quantize_block, quantize_fp8, quantize_per_token_group
@@ -249,11 +250,15 @@ class ModelReport:
         plain = asdict(self)
         plain["formats"] = list(self.formats)
         for layer, found in zip(plain["layers"], self.layers, strict=True):
-            layer["fp8_loss"] = found.fp8_loss if math.isfinite(found.fp8_loss) else None
+            layer["input_amax"] = _finite(found.input_amax)
+            layer["fp8_loss"] = _finite(found.fp8_loss)
             for of in _OPERANDS:
-                finite = {k: v if math.isfinite(v) else None for k, v in layer[of].items()}
-                layer[of] = finite
+                layer[of] = {name: _finite(value) for name, value in layer[of].items()}
         return plain
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _short(names: list[str]) -> list[str]:
@@ -384,8 +389,9 @@ def report(
     result = ModelReport(formats)
     measured: dict[str, _Measured] = {}
     for name, module in model.named_modules():
-        if isinstance(module, NVFP4Linear):
-            result.skipped[name] = "its weight is in NVFP4 already"
+        if isinstance(module, (NVFP4Linear, MXFP4Linear)):
+            kind = "NVFP4" if isinstance(module, NVFP4Linear) else "MXFP4"
+            result.skipped[name] = f"its weight is in {kind} already"
         elif isinstance(module, nn.Linear):
             why = _unfit(module)
             if why is None and filter is not None and not filter(name, module):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import jitquant
 from jitquant import reference
-from jitquant.nn import Float8BlockwiseLinear, NVFP4Linear, _report, report
+from jitquant.nn import Float8BlockwiseLinear, MXFP4Linear, NVFP4Linear, _report, report
 
 from .helpers import sqnr
 
@@ -184,6 +184,7 @@ def test_what_is_skipped() -> None:
             self.good = nn.Linear(32, 32)
             self.eight = Float8BlockwiseLinear(32, 32)
             self.four = NVFP4Linear.from_linear(nn.Linear(32, 32))
+            self.shared = MXFP4Linear.from_linear(nn.Linear(32, 32))
             self.mine = Mine(32, 32)
             self.wide = nn.Linear(32, 32, dtype=torch.float64)
             self.absent = nn.Linear(32, 32, device="meta")
@@ -192,7 +193,7 @@ def test_what_is_skipped() -> None:
             self.attention = nn.MultiheadAttention(32, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            x = self.mine(self.four(self.eight(self.good(input=x))))
+            x = self.mine(self.four(self.shared(self.eight(self.good(input=x)))))
             self.rowless(x[:0])
             self.wide(x.double())
             return self.attention(x, x, x)[0]  # type: ignore[no-any-return]
@@ -202,6 +203,7 @@ def test_what_is_skipped() -> None:
     assert [layer.name for layer in found.layers] == ["good", "eight"]
     assert found.skipped == {
         "four": "its weight is in NVFP4 already",
+        "shared": "its weight is in MXFP4 already",
         "mine": "it is a Mine, which may compute something else",
         "wide": "its weight is torch.float64",
         "absent": "its weight is on meta, without values",
@@ -211,6 +213,12 @@ def test_what_is_skipped() -> None:
         "something else",
     }
     assert "not measured: left: refused by filter" in str(found)
+
+
+def test_infinite_inputs_as_json() -> None:
+    found = report(nn.Sequential(nn.Linear(16, 16)), torch.full((4, 16), math.inf))
+    plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert plain["layers"][0]["input_amax"] is None
 
 
 def test_an_input_that_cannot_be_quantized() -> None:
