@@ -366,6 +366,7 @@ class NVFP4Linear(QuantizedModule):
         check_tensor(x)
         check_columns(x.shape, self.in_features)
         check_same_dtype(x, self.dtype)
+        _check_tensors(residual, out)
         wanted = x.requires_grad or (residual is not None and residual.requires_grad)
         if not (wanted and torch.is_grad_enabled()):
             return self._forward(x, residual, out)
@@ -449,6 +450,7 @@ class NVFP4Linear(QuantizedModule):
                 f"q: expected a tensor on {self.weight_packed.device}, as the layer is, got one on "
                 f"{q.device}. Move one with .to(device)"
             )
+        _check_tensors(residual, out)
         if dtype is None:
             dtype = self.dtype if out is None else out.dtype
         check_dtype(dtype)
@@ -514,6 +516,13 @@ class NVFP4Linear(QuantizedModule):
         if self.scale_layout != "linear" and given is not None and given.shape == shape:
             state_dict = {**state_dict, name: swizzle_128x4(given)}
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _check_tensors(residual: Tensor | None, out: Tensor | None) -> None:
+    """What is given of these is a tensor."""
+    for name, given in (("residual", residual), ("out", out)):
+        if given is not None:
+            check_tensor(given, name)
 
 
 def _check_weight(weight: NVFP4Tensor, plain: Tensor) -> None:

@@ -470,6 +470,10 @@ def test_errors() -> None:
     ):
         with pytest.raises(error, match="out"):
             made(x, out=out)
+    for name in ("out", "residual"):
+        for call, of in ((made, x), (made.run_from_quantized, q)):
+            with pytest.raises(TypeError, match=rf"{name}: expected a torch\.Tensor, got list"):
+                call(of, **{name: [1]})
     for arguments in ({"in_features": 0}, {"granularity": "block"}, {"scale_layout": "row"}):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             NVFP4Linear(**{"in_features": 16, "out_features": 16, **arguments})
