@@ -413,7 +413,7 @@ def out_tensor(
     device: torch.device,
     maker: str = "NVFP4Tensor.empty(shape, ...)",
 ) -> None:
-    """A buffer for a result: shape, dtype (of one byte: or uint8), device, contiguous.
+    """A buffer for a result: shape, dtype (of one byte: or uint8), device, contiguous, no gradient.
 
     ``maker`` is the call that makes such buffers, where they are parts of a container.
     """
@@ -430,6 +430,11 @@ def out_tensor(
         )
     if not t.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous buffer, got strides {tuple(t.stride())}")
+    if t.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name}: expected a buffer that does not require grad, got one that does. The "
+            f"call has no derivative. Use torch.no_grad(), or pass {name}.detach()"
+        )
 
 
 def row_count(shape: tuple[int, ...] | torch.Size) -> int:

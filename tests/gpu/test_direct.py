@@ -361,12 +361,12 @@ def test_gradients_and_inference(
     with pytest.raises(ValueError, match=r"residual: .* does not require grad"):
         jitquant.rmsnorm_quantize_nvfp4(x, w, residual=x.clone())
     out = torch.zeros(4, 64, device="cuda", requires_grad=True)
-    with pytest.raises(ValueError, match=r"y: .* does not require grad"):
-        jitquant.dequantize(jitquant.quantize_nvfp4(x), out=out)
+    with pytest.raises(ValueError, match=r"out: .* does not require grad"):
+        jitquant.quantize_nvfp4(x).dequantize(out=out)
     assert not out.any()
     with torch.no_grad():
         jitquant.rmsnorm_quantize_nvfp4(x, w, residual=x.detach().clone().requires_grad_())
-        jitquant.dequantize(jitquant.quantize_nvfp4(x), out=out)
+        jitquant.quantize_nvfp4(x).dequantize(out=out)
     assert out.any()
     dispatched.clear()
     with torch.inference_mode():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,22 @@ def test_out_is_left_alone_by_a_refused_call() -> None:
     with pytest.raises(ValueError, match=r"out\.shape"):
         J.quantize_nvfp4(X, torch.ones(1), out=out)
     assert out.gsa is gsa
+
+
+def test_out_that_requires_grad() -> None:
+    q, values = J.quantize_nvfp4(X), torch.ones(4, 32, requires_grad=True)
+    for name, call in {
+        "out": lambda: q.dequantize(torch.float32, out=values),
+        r"out\.gsa": lambda: J.quantize_nvfp4(X, out=replace(q, gsa=values[0, :1])),
+    }.items():
+        with pytest.raises(
+            ValueError, match=f"{name}: expected a buffer that does not require grad, got"
+        ):
+            call()
+    assert (values == 1).all()
+    with torch.no_grad():
+        q.dequantize(torch.float32, out=values)
+    assert torch.equal(values, q.dequantize(torch.float32))
 
 
 def test_device_without_kernels() -> None:
