@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,12 @@ def capturing_now() -> bool:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     return torch.cuda.is_current_stream_capturing()
+
+
+def _stays_equal(argument: object) -> bool:
+    """Whether what equals it means the same later: another path may change what it stands for."""
+    items = argument if isinstance(argument, tuple) else ()
+    return all(isinstance(item, (str, PurePath, Source)) for item in items)
 
 
 class Loader:
@@ -132,7 +138,7 @@ class Loader:
         archs: str | Sequence[str] | None = None,
     ) -> CudaModule:
         """See :func:`jitquant.loader.get_cuda_module`, whose ``backend`` here is ``"nvcc"``."""
-        key: object
+        key: tuple[Any, ...] | None
         try:
             key = (
                 name,
@@ -148,6 +154,8 @@ class Loader:
         if record is not None and (self._frozen or record.changed() is None):
             return record.module
         request = self._request(name, sources, include_dirs, cuda_flags, cxx_flags, archs)
+        if key is None or not all(map(_stays_equal, key)):
+            return self.get_request(request)
         return self._get_slowly(key, request)
 
     def get_part(

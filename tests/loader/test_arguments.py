@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,60 @@ def test_sources_of_a_wrong_kind(
 ) -> None:
     with pytest.raises(error, match=message):
         loader.get("k", sources)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "argument", ["sources", "include_dirs", "cuda_flags", "cxx_flags", "archs"]
+)
+def test_an_iterator_is_refused_that_one_look_uses_up(
+    loader: Loader, tmp_path: Path, argument: str
+) -> None:
+    arguments: dict[str, object] = {"sources": [write_plain(tmp_path)]}
+    for iterator in (map(str, ["-DA"]), (flag for flag in ["-DA"])):
+        with pytest.raises(
+            TypeError, match=rf"^{argument}: expected a list .*; give list\(\.\.\.\)"
+        ):
+            loader.get("k", **{**arguments, argument: iterator})  # type: ignore[arg-type]
+    assert not (tmp_path / "cache").exists()
+
+
+class OwnPath:
+    """A path that may come to be another."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+class WithoutHash(OwnPath):
+    """One that equals others of its class, so that it cannot be a key."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WithoutHash)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [OwnPath, WithoutHash])
+def test_a_path_of_another_class_is_taken_by_its_value(
+    loader: Loader, tmp_path: Path, kind: type[OwnPath]
+) -> None:
+    three, four = write_plain(tmp_path / "a"), write_plain(tmp_path / "b", 4)
+    time.sleep(0.15)  # or everything is so new that nothing is trusted
+    given = kind(three)
+    first = loader.get("plain", [given])
+    assert first.library.factor() == 3
+    assert loader.get("plain", [three]) is loader.get("plain", [kind(three)]) is first
+    given.path = four
+    assert loader.get("plain", [given]).library.factor() == 4
+    included = kind(three.parent)
+    (tmp_path / "c.cpp").write_text(three.read_text())
+    for directory, factor in ((three.parent, 3), (four.parent, 4)):
+        included.path = directory
+        module = loader.get("c", [tmp_path / "c.cpp"], include_dirs=[included])
+        assert module.library.factor() == factor
 
 
 def test_directory_and_repeated_sources(loader: Loader, tmp_path: Path) -> None:

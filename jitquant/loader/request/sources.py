@@ -11,7 +11,7 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,17 +99,22 @@ def as_strings(value: object, argument: str, example: str) -> tuple[str, ...]:
 def as_items(
     value: object, argument: str, example: str, kinds: tuple[type, ...] = (str, os.PathLike)
 ) -> tuple[Any, ...]:
-    """A sequence of objects of these kinds as a tuple."""
+    """A sequence of objects of these kinds as a tuple, with paths of every class as `Path`."""
     if isinstance(value, kinds):
         example = "Source(...)" if isinstance(value, Source) else example
         raise TypeError(f"{argument}: expected a list, got {value!r}; give [{example}].")
+    if isinstance(value, Iterator):  # the look for a loaded module has used it up
+        raise TypeError(
+            f"{argument}: expected a list such as [{example}], got {value!r}, which gives its "
+            "items only once; give list(...) of it."
+        )
     if not isinstance(value, Iterable):
         raise TypeError(f"{argument}: expected a list such as [{example}], got {value!r}.")
     items = tuple(value)
     for item in items:
         if not isinstance(item, kinds):
             raise TypeError(f"{argument}: {item!r} is {type(item).__name__}; give strings.")
-    return items
+    return tuple(Path(os.fsdecode(i)) if isinstance(i, os.PathLike) else i for i in items)
 
 
 def kernel_files(kernels_dir: Path) -> dict[str, Path]:
