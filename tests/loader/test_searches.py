@@ -13,6 +13,7 @@ from quick import in_quick
 
 from jitquant.loader import CompileError, Loader
 from jitquant.loader.request import plan as plan_module
+from jitquant.loader.request.directives import parse
 from jitquant.loader.request.includes import Searched, visible_now
 from jitquant.loader.request.plan import Request
 from jitquant.loader.request.searches import IncludePath, Unit, searched_by
@@ -154,6 +155,17 @@ def test_a_header_comes_to_be_outside_on_a_way_that_is_computed(
     (later,) = directories(tmp_path, "later")
     (later / "foo.h").write_text("")
     check(loader, source, 4, cxx_flags=flags)
+
+
+def test_thousands_of_comments_after_a_directive_are_read_once() -> None:
+    """To try each way to divide them would take forever."""
+    comments = b"/* a *//**/ /* b\n **/" * 5000
+    text = b"#define A " + comments + b"1\n"
+    text += b"".join(b"#define B%d /* of %d */\n" % (i, i) for i in range(5000))
+    text += b"#include " + comments + b"<foo.h>\n#define C /* * / */ <bar.h> /* */\n"
+    found = parse(text)
+    assert [include.name for include in found.includes] == ["foo.h"]
+    assert [(name, include.name) for name, include in found.macros] == [(b"C", "bar.h")]
 
 
 def test_a_name_that_two_macros_lead_to_may_have_any_letters(

@@ -8,8 +8,9 @@ import re
 from typing import NamedTuple
 
 # Between two words may be comments. To find what is in a comment itself too does no harm. What
-# begins with a literal is found several times as fast.
-_GAP = rb"(?:[ \t\f\v]|/\*.*?\*/)*"
+# begins with a literal is found several times as fast. A comment ends at its first "*/", or
+# a pattern that does not match would try each way to divide comments that follow one another.
+_GAP = rb"(?:[ \t\f\v]|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
 _NAME = rb"(?:\"([^\"\n]+)\"|<([^>\n]+)>)"
 _SPLICE = re.compile(rb"\\[ \t\f\v]*\r?\n")
 
