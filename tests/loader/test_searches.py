@@ -325,6 +325,18 @@ def test_a_link_comes_to_lead_somewhere(link: str, tmp_path: Path, loader: Loade
     check(loader, source, 4, cxx_flags=flags)
 
 
+def test_spaces_that_are_not_in_ascii_belong_to_names(tmp_path: Path, loader: Loader) -> None:
+    """Those that Python takes for white space too, and for the end of a line."""
+    first, second = directories(tmp_path, "f\u3000\u2028i\x85rst\u00a0", "sec\u2003ond")
+    write_factor(second / "foo.h", 3)
+    source = write(tmp_path / "so\u3000urce" / "k.cpp")
+    assert factor(loader, source, include_dirs=[first, second]) == 3
+    write_factor(second / "foo.h", 4)
+    check(loader, source, 4, include_dirs=[first, second])
+    write_factor(first / "foo.h", 5)
+    check(loader, source, 5, include_dirs=[first, second])
+
+
 def test_a_file_becomes_a_directory(tmp_path: Path, loader: Loader) -> None:
     (second,) = directories(tmp_path, "second")
     first = tmp_path / "first"

@@ -96,4 +96,4 @@ def files_in(directories: Sequence[str], names: Iterable[str]) -> Iterator[str]:
 
 
 def _lines(text: str) -> tuple[str, ...]:
-    return tuple(line.strip().removesuffix(" (framework directory)") for line in text.splitlines())
+    return tuple(re.findall(r"^ (.*?)(?: \(framework directory\))?$", text, re.MULTILINE))

@@ -286,8 +286,8 @@ def parse_depfile(text: str) -> list[str]:
     text = text.replace("\\\r\n", " ").replace("\\\n", " ")
     _, _, listed = text.partition(": ")
     names: dict[str, None] = {}
-    for token in re.findall(r"(?:\\.|[^\s\\])+", listed):
-        name = re.sub(r"\\([\s#:\\])", r"\1", token).replace("$$", "$")
+    for token in re.findall(r"(?a)(?:\\.|[^\s\\])+", listed):
+        name = re.sub(r"(?a)\\([\s#:\\])", r"\1", token).replace("$$", "$")
         names.setdefault(name)
     return list(names)
 
