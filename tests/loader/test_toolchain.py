@@ -262,6 +262,17 @@ def test_host_compiler(tmp_path: Path) -> None:
     assert "version" in found.version
 
 
+def test_compilers_are_asked_in_english(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With LC_ALL=C.UTF-8 messages are in the LANGUAGE that is set, if it is not empty."""
+    foreign = tmp_path / "g++"
+    foreign.write_text('#!/bin/sh\n[ -z "$LANGUAGE" ] || exec echo Fehler >&2\nexec g++ "$@"\n')
+    foreign.chmod(0o755)
+    monkeypatch.setenv("CXX", str(foreign))
+    monkeypatch.setenv("LANGUAGE", "de")
+    module = new_loader(tmp_path / "cache").get("plain", [write_plain(tmp_path / "source")])
+    assert module.library.factor() == 3
+
+
 def test_ccache_style_wrapper_builds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvcc: None
 ) -> None:

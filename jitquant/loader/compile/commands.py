@@ -253,7 +253,7 @@ def compiler_environment() -> dict[str, str]:
     # ccache takes -gencode for -g, and would not find what another staging directory compiled. With
     # DEPEND it checks all that the depfile lists, and keeps nothing if a header was just edited.
     ccache = {"CCACHE_NOHASHDIR": "1", "CCACHE_DEPEND": "1"}
-    return {**ccache, **os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": "."}
+    return {**ccache, **os.environ, "LC_ALL": "C.UTF-8", "LANGUAGE": "", "TMPDIR": "."}
 
 
 def linker_flags(plan: Plan, units: list[Unit]) -> list[str]:

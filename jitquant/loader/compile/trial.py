@@ -286,7 +286,7 @@ def _link_and_load(
         places = (os.environ.get("PATH", os.defpath), os.path.dirname(ninja))
         os.environ["PATH"] = os.pathsep.join(places)
     os.environ["TMPDIR"] = "."
-    os.environ["LC_ALL"] = "C.UTF-8"
+    os.environ["LC_ALL"], os.environ["LANGUAGE"] = "C.UTF-8", ""
     os.environ["CXX"] = compiler
     os.environ["TORCH_NO_COMPILER_WRAPPER"] = "1"  # no ccache that happens to be on PATH
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115

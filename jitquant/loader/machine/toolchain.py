@@ -104,7 +104,7 @@ def _ask(argv: Sequence[str]) -> str:
     Because answers are cached.
     """
     env = {k: v for k, v in os.environ.items() if k not in _ADDS_TO_COMMANDS}
-    return ask(argv, env | {"LC_ALL": "C"})
+    return ask(argv, env | {"LC_ALL": "C", "LANGUAGE": ""})
 
 
 def wheel_roots() -> list[str]:
