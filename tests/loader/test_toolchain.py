@@ -273,6 +273,24 @@ def test_compilers_are_asked_in_english(tmp_path: Path, monkeypatch: pytest.Monk
     assert module.library.factor() == 3
 
 
+@pytest.mark.parametrize("variable", ["CXX", "PATH", "JITQUANT_NVCC_LAUNCHER"])
+def test_a_relative_path_to_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """Compilers run in another directory."""
+    wrapper = tmp_path / "bin" / "g++"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@"\n')
+    if variable == "JITQUANT_NVCC_LAUNCHER":
+        wrapper.write_text('#!/bin/sh\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    value = f"bin:{os.environ['PATH']}" if variable == "PATH" else "bin/g++"
+    monkeypatch.setenv(variable, value)
+    loader = new_loader(tmp_path / "cache")
+    assert loader.get("plain", [write_plain(tmp_path / "source")]).library.factor() == 3
+
+
 def test_ccache_style_wrapper_builds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvcc: None
 ) -> None:

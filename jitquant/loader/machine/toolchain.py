@@ -253,6 +253,11 @@ def _words(variable: str, value: str) -> list[str]:
         raise ValueError(f"{variable}={value!r}: {error}; quote its words as in a shell.") from None
 
 
+def _absolute(program: str) -> str:
+    """The path of a program as it is from every directory, since compilers run in one of theirs."""
+    return str(Path(program).absolute())
+
+
 def find_launcher() -> tuple[str, ...]:
     """The command of ``JITQUANT_NVCC_LAUNCHER``, such as sccache or ccache; or ``()``."""
     given = os.environ.get(LAUNCHER, "")
@@ -262,7 +267,7 @@ def find_launcher() -> tuple[str, ...]:
     program = shutil.which(words[0])
     if program is None:
         raise ValueError(f"{LAUNCHER}={given!r}: {words[0]!r} is not a program on PATH.")
-    return (program, *words[1:])
+    return (_absolute(program), *words[1:])
 
 
 def find_host_compiler(memo: Memo, env: Mapping[str, str] = os.environ) -> HostCompiler:
@@ -276,7 +281,7 @@ def find_host_compiler(memo: Memo, env: Mapping[str, str] = os.environ) -> HostC
         program = shutil.which(command[0], path=env.get("PATH"))
         if program is None:
             continue
-        full = (program, *command[1:])
+        full = (_absolute(program), *command[1:])
         answer = memo.answer(f"host 6 {shlex.join(full)}", partial(_probe_host, full))
         if "failed" not in answer:
             return HostCompiler(full, answer["version"], tuple(answer["scripts"]))
