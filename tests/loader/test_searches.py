@@ -12,9 +12,10 @@ import pytest
 from quick import in_quick
 
 from jitquant.loader import CompileError, Loader
+from jitquant.loader.machine.memo import Signature
 from jitquant.loader.request import plan as plan_module
 from jitquant.loader.request.directives import parse
-from jitquant.loader.request.includes import Searched, visible_now
+from jitquant.loader.request.includes import Searched, look_at, visible_now
 from jitquant.loader.request.plan import Request
 from jitquant.loader.request.searches import IncludePath, Unit, searched_by
 from jitquant.loader.request.sources import Roots
@@ -323,6 +324,32 @@ def test_a_link_comes_to_lead_somewhere(link: str, tmp_path: Path, loader: Loade
         (later / "target").mkdir()
         write_factor(later / "target" / "foo.h", 4)
     check(loader, source, 4, cxx_flags=flags)
+
+
+@pytest.mark.parametrize("calls", in_quick(1, [2, 8]))
+def test_a_link_in_a_chain_comes_to_lead_elsewhere(
+    calls: int, tmp_path: Path, loader: Loader
+) -> None:
+    """Live processes look again after several calls, and then at what has changed."""
+    first, second, a, b, c = directories(tmp_path, "first", "second", "a", "b", "c")
+    write_factor(second / "foo.h", 3)
+    (first / "foo.h").symlink_to("../a/foo.h")
+    (a / "foo.h").symlink_to(b / "foo.h")
+    source = write(tmp_path / "source" / "k.cpp", "<foo.h>")
+    time.sleep(0.15)  # or everything is so new that nothing is trusted
+    for _ in range(calls):
+        assert factor(loader, source, include_dirs=[first, second]) == 3
+    write_factor(c / "foo.h", 4)
+    (a / "foo.h").unlink()
+    (a / "foo.h").symlink_to(c / "foo.h")
+    check(loader, source, 4, include_dirs=[first, second])
+
+
+def test_a_link_that_leads_into_itself_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("link/deep")
+    told: dict[str, Signature | None] = {}
+    assert not look_at(f"{tmp_path}/link/foo", told)
+    assert list(told) == [str(tmp_path)]
 
 
 def test_spaces_that_are_not_in_ascii_belong_to_names(tmp_path: Path, loader: Loader) -> None:

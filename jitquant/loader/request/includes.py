@@ -21,6 +21,8 @@ from .sources import Roots, is_own
 Identity = tuple[int, int]
 #: Not the name of a file: what is asked for has a name that only a compiler can tell.
 LISTING = "/"
+#: As many as Linux follows.
+_MOST_LINKS = 40
 
 
 class Searched(NamedTuple):
@@ -93,8 +95,7 @@ def visible_now(
                         continue
                     path = os.path.join(directory, name)
                     look_at(os.path.dirname(path), told)
-                    if os.path.islink(path):
-                        look_at(os.path.dirname(os.path.realpath(path)), told)
+                    _look_at_targets(path, told, _MOST_LINKS)
                     if identity(path):
                         names_now.add(f"{place}{name}")
     return Visible(sorted(names_now), told)
@@ -143,18 +144,18 @@ def _same(
             yield place, earlier
 
 
-def look_at(directory: str, told: dict[str, Signature | None]) -> bool:
+def look_at(directory: str, told: dict[str, Signature | None], links: int = _MOST_LINKS) -> bool:
     """Whether the directory exists. Its signature, or that of a parent, goes to ``told``.
 
-    This precedes reading its contents, so that a change in between is detected later.
+    This precedes reading its contents, so that a change in between is detected later. At most
+    ``links`` are followed to what is not there.
     """
     wanted = directory
     while directory not in told:
         try:
             status = os.stat(directory)
         except OSError:
-            if os.path.islink(directory):  # to what may come to be
-                look_at(os.path.dirname(os.path.realpath(directory)), told)
+            _look_at_targets(directory, told, links)  # what may come to be
             directory = os.path.dirname(directory) or os.sep
             continue
         if not stat.S_ISDIR(status.st_mode):
@@ -162,3 +163,11 @@ def look_at(directory: str, told: dict[str, Signature | None]) -> bool:
             continue
         told[directory] = signature_of(status) if settled(status, time.time_ns()) else None
     return directory == wanted
+
+
+def _look_at_targets(path: str, told: dict[str, Signature | None], links: int) -> None:
+    """Look at the directory of each link that ``path`` leads to, and of what is at their end."""
+    with contextlib.suppress(OSError):  # no link
+        for left in reversed(range(links)):
+            path = os.path.join(os.path.dirname(path), os.readlink(path))
+            look_at(os.path.dirname(path), told, left)
