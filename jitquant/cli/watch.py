@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from jitquant.loader.core import Loader
-from jitquant.loader.errors import CompileError, LoaderError
+from jitquant.loader.errors import CompileError, FirstLoadError, LoaderError
 from jitquant.loader.request.plan import Request
 from jitquant.loader.request.sources import SUFFIXES
 from jitquant.loader.store.match import Build
@@ -79,17 +79,18 @@ class Watch:
         try:
             build = self._loader.ensure(self._request)
         except (LoaderError, FileNotFoundError, ValueError) as error:
-            self._directories |= self._places(None)
+            self._directories |= _directories(self._paths(None))
             if str(error.args[0]) != self._failed:
                 self._failed = str(error.args[0])
                 self._out.print(f"error: {error}", markup=False)
-                if not isinstance(error, CompileError | FileNotFoundError):
+                if not isinstance(error, CompileError | FirstLoadError | FileNotFoundError):
                     raise
             return
         failed, self._failed = self._failed, None
         build.hold.release()
-        self._directories = self._places(build)
-        self._read |= {Path(path).name for path, _ in build.watch.own}
+        paths = self._paths(build)
+        self._directories = _directories(paths)
+        self._read |= {path.name for path in paths}
         if build.entry.level2 == self._running:
             if failed is not None:
                 self._out.print(
@@ -103,16 +104,15 @@ class Watch:
         self._out.print(f"{self._request.name}: {how}{running}", markup=False)
         self._child.start()
 
-    def _places(self, build: Build | None) -> set[Path]:
+    def _paths(self, build: Build | None) -> list[Path]:
+        """What it is made from; of what a link leads to, both paths."""
         found = [path for path, _ in build.watch.own] if build is not None else []
         with contextlib.suppress(LoaderError, FileNotFoundError, ValueError):
             wanted = self._loader.look_up(self._request)
             found += [*wanted.sources, *wanted.include_dirs]
-        paths = [Path(path) for path in found]
         # Where a source stood that is gone, it may come back.
-        paths += [Path.cwd() / str(source) for source in self._request.sources]
-        places = {path if path.is_dir() else path.parent for path in paths}
-        return {place for place in places if place.is_dir()}
+        found += [str(Path.cwd() / str(source)) for source in self._request.sources]
+        return [Path(path) for path in (*found, *map(os.path.realpath, found))]
 
     def _matters(self, path: str) -> bool:
         """Whether it may be a source or a header: any file may be what a failed build lacks."""
@@ -136,6 +136,11 @@ class Watch:
                 if changed:
                     self.build()
             changes.close()
+
+
+def _directories(paths: Iterable[Path]) -> set[Path]:
+    places = {path if path.is_dir() else path.parent for path in paths}
+    return {place for place in places if place.is_dir()}
 
 
 def _changes(directories: set[Path], matters: Callable[[str], bool]) -> Generator[bool, None, None]:

@@ -103,6 +103,10 @@ class CompileError(LoaderError):
         self.out_of_memory = out_of_memory
 
 
+class FirstLoadError(LoaderError):
+    """A library was built, but loading it failed or hangs; the message says why."""
+
+
 class LockTimeoutError(LoaderError, TimeoutError):
     """Another process held the build lock for longer than the limit; the message names it."""
 

@@ -134,6 +134,29 @@ def test_a_header_may_have_any_name(watching: Watching) -> None:
     assert watching.process.wait(PATIENCE_SECONDS) == 0
 
 
+def test_a_library_that_does_not_load_and_a_header_behind_a_link(watching: Watching) -> None:
+    watching.wait_for("started")
+    (first,) = children(watching.process.pid)
+    text = watching.source.read_text()
+    watching.source.write_text(
+        f"{text}void absent();\nstatic struct A {{ A() {{ absent(); }} }} a;\n"
+    )
+    watching.wait_for("does not load")
+    target = watching.source.parent.parent / "elsewhere" / "values.def"
+    target.parent.mkdir()
+    write_factor(target, 4)
+    header = watching.source.with_suffix(".h")
+    header.unlink()
+    header.symlink_to(target)
+    assert children(watching.process.pid) == [first]  # the last good one goes on
+    watching.source.write_text(text)
+    watching.wait_for("started", 2)
+    write_factor(target, 5)
+    watching.wait_for("started", 3)
+    watching.process.send_signal(signal.SIGINT)
+    assert watching.process.wait(PATIENCE_SECONDS) == 0
+
+
 def test_a_command_that_ends_is_said(tmp_path: Path) -> None:
     made = Watching(tmp_path, sys.executable, "-c", "raise SystemExit(3)")
     try:

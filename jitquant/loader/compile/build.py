@@ -93,7 +93,7 @@ def build(
 
     Raises:
         CompileError: a compiler or the linker failed.
-        LoaderError: the library was built but does not load.
+        FirstLoadError: the library was built but does not load.
         OSError: a file cannot be written, or a compiler not started.
     """
     units = make_units(plan, extension, staging, jobs)

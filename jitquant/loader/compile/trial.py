@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import CompileError, LoaderError
+from ..errors import CompileError, FirstLoadError
 from ..machine.processes import kill_group
 from ..machine.toolchain import find_ninja
 from ..store.hold import Hold
@@ -76,7 +76,7 @@ def link_and_try(
 
     Raises:
         CompileError: the linker failed; the text is its output.
-        LoaderError: the library does not load.
+        FirstLoadError: the library does not load.
     """
     stub = staging / f"{extension}.cpp"
     stub.write_text(_STUB)
@@ -118,7 +118,7 @@ def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequ
         said = str(result["error"])
         raise CompileError(said, command=_failed_command(said))
     if outcome.timed_out:
-        raise LoaderError(
+        raise FirstLoadError(
             f"the library {library.stem!r} was built, but loading it hangs: a static initializer "
             f"or a registration was still running after {_HANG_SECONDS:.0f} s. Look there for an "
             "endless loop or a deadlock."
@@ -126,7 +126,7 @@ def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequ
     said = str(result["error"]) if "error" in result else _last_words(outcome.output)
     how = "" if result else f" ({_describe_exit(outcome.code)})"
     hint = advice(f"{how} {said}", sources)
-    raise LoaderError(
+    raise FirstLoadError(
         f"the library {library.stem!r} was built but does not load{how}:\n{said}"
         + (f"\n{hint}" if hint else "")
     )
