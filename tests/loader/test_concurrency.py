@@ -200,8 +200,10 @@ def test_waiting_names_the_builder_and_ends_at_the_limit(
         monkeypatch.setenv("JITQUANT_LOCK_TIMEOUT", "soon")
         with pytest.raises(ValueError, match="JITQUANT_LOCK_TIMEOUT='soon': give a number"):
             new_loader(cache).get("plain", [source])
+        monkeypatch.setenv("JITQUANT_LOCK_TIMEOUT", "0")
+        with pytest.raises(LockTimeoutError, match=r"held by process 4242"):
+            new_loader(cache).get("plain", [source])
     # A lock that a dead process left behind does not count.
-    monkeypatch.setenv("JITQUANT_LOCK_TIMEOUT", "5")
     assert new_loader(cache).get("plain", [source]).library.factor() == 4
 
 

@@ -507,20 +507,20 @@ class Cache:
         from filelock import FileLock, Timeout
 
         lock = FileLock(str(path), mode=self._lock_mode)
-        started = time.monotonic()
+        started, waited = time.monotonic(), 0.0
         while True:
-            waited = time.monotonic() - started
-            if waited >= timeout:
-                raise LockTimeoutError(
-                    f"waited {waited:.0f} s for the build lock {path}, which is held by "
-                    f"{_describe_owner(owner)}. Wait for it, stop it, or raise the limit with "
-                    "JITQUANT_LOCK_TIMEOUT (seconds)."
-                )
             try:
                 lock.acquire(timeout=max(0.0, min(beat, timeout - waited)), poll_interval=0.05)
                 break
             except Timeout:
-                on_wait(_describe_owner(owner), time.monotonic() - started)
+                waited = time.monotonic() - started
+                if waited >= timeout:
+                    raise LockTimeoutError(
+                        f"waited {waited:.0f} s for the build lock {path}, which is held by "
+                        f"{_describe_owner(owner)}. Wait for it, stop it, or raise the limit with "
+                        "JITQUANT_LOCK_TIMEOUT (seconds)."
+                    ) from None
+                on_wait(_describe_owner(owner), waited)
             except OSError as error:
                 raise self.explain_os_error(error) from error
         me = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
