@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import importlib
@@ -520,6 +521,28 @@ def test_a_process_that_ignores_the_end_of_its_children_runs_no_compiler(tmp_pat
         write_factor(source.with_suffix(".h"), 4)
         with pytest.raises(LoaderError, match="SIGCHLD is ignored"):
             loader.get("plain", [source])
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_compiler_fails_in_a_process_that_waits_for_every_child(
+    tmp_path: Path, loader: Loader
+) -> None:
+    """How it ended is known to nobody else."""
+
+    def wait(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    source = write_plain(tmp_path / "source")
+    write_factor(source.with_suffix(".h"), "absent")  # type: ignore[arg-type]
+    before = signal.signal(signal.SIGCHLD, wait)
+    try:
+        with pytest.raises(CompileError, match="'absent' was not declared"):
+            loader.get("plain", [source])
+        write_factor(source.with_suffix(".h"), 4)
+        assert loader.get("plain", [source]).library.factor() == 4
     finally:
         signal.signal(signal.SIGCHLD, before)
 

@@ -193,7 +193,7 @@ def build(
         if item.returncode != 0:
             _raise_if_disk_is_full(text, staging)
             log = write_log(f"$ {shlex.join(item.command.argv)}\n{text}")
-            raise compile_error(plan.name, item.command, item.returncode, text, staging, log)
+            raise compile_error(plan.name, item.command[:2], item.returncode, text, staging, log)
         if text := text.strip():
             said.append((item.command.label, text))
     for label, text in said:

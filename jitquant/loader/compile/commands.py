@@ -76,19 +76,19 @@ class Unit:
     @property
     def direct(self) -> Command:
         """The same without the launcher."""
-        outputs = ("-o", self.output, "-MD", "-MF", f"{self.stem}.d")
-        return self._command("-c", self.source, *outputs)
+        return self._command("-c", self.output, "-MD", "-MF", f"{self.stem}.d")
 
     @property
     def listing(self) -> Command:
         """The command that lists what nvcc reads, and compiles nothing."""
         late = [word for header in _LATE for word in ("-include", header)]
-        return self._command("-M", self.source, "-o", f"{self.stem}.all.d", *late)
+        return self._command("-M", f"{self.stem}.all.d", *late)
 
-    def _command(self, *words: str) -> Command:
+    def _command(self, how: str, output: str, *words: str) -> Command:
         name = "nvcc" if self.is_cuda else os.path.basename(self.compiler[0])
         label = f"{name} {os.path.basename(self.source)}"
-        return Command((*self.compiler, *words, *self.options), label)
+        argv = (*self.compiler, how, self.source, "-o", output, *words, *self.options)
+        return Command(argv, label, output)
 
 
 def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = None) -> list[Unit]:

@@ -24,10 +24,11 @@ _HELD = 'read -r go && exec "$@" </dev/null'
 
 
 class Command(NamedTuple):
-    """One command: its arguments, and its name in messages."""
+    """One command: its arguments, its name in messages, and the file that it writes."""
 
     argv: tuple[str, ...]
     label: str
+    output: str
 
 
 class Finished(NamedTuple):
@@ -119,8 +120,8 @@ def run_side_by_side(
                         running.remove(item)
                         slots.release()
                         watchdog.ended(process.pid)
-                        finished.append(_finish(item))
-                        if process.returncode != 0:
+                        finished.append(_finish(item, cwd))
+                        if finished[-1].returncode != 0:
                             return finished
                 on_tick([item.command.label for item in running])
                 if waiting or running:
@@ -155,12 +156,15 @@ def _start(command: Command, env: Mapping[str, str], cwd: Path) -> _Running:
     return _Running(command, process, output, time.monotonic())
 
 
-def _finish(item: _Running) -> Finished:
+def _finish(item: _Running, cwd: Path) -> Finished:
     took = time.monotonic() - item.started
     with item.output as output:
         output.seek(0)
         text = output.read().decode(errors="replace")
-    return Finished(item.command, item.process.returncode, text, took)
+    code = item.process.returncode
+    if code == 0 and not (cwd / item.command.output).exists():
+        code = 1  # of one that something else in this process has waited for, nothing is known
+    return Finished(item.command, code, text, took)
 
 
 def kill_group(pid: int) -> None:

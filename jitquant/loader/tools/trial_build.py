@@ -90,6 +90,7 @@ def _compile_and_link(plan: Plan, directory: Path) -> Path:
             *linker_flags(plan, units),
         ),
         "linking",
+        library.name,
     )
     for commands in ([unit.command for unit in units], [link]):
         finished = run_side_by_side(
@@ -101,5 +102,6 @@ def _compile_and_link(plan: Plan, directory: Path) -> Path:
         )
         for item in finished:
             if item.returncode != 0:
-                raise compile_error("a trial", item.command, item.returncode, item.text, directory)
+                failed = item.command[:2]
+                raise compile_error("a trial", failed, item.returncode, item.text, directory)
     return library
