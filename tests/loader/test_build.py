@@ -84,6 +84,12 @@ def test_equal_file_names_in_two_directories(tmp_path: Path, loader: Loader, nvc
     assert torch.equal(loader.get("both", [first, second]).scale(X, 1.0), X * 10)
 
 
+def test_the_longest_name_of_a_source(tmp_path: Path, loader: Loader) -> None:
+    source = write_plain(tmp_path)
+    source = source.rename(source.with_name(f"{'a' * 251}.cpp"))
+    assert loader.get("k", [source]).library.factor() == 3
+
+
 @pytest.mark.slow
 def test_spaces_and_unicode_in_every_path(tmp_path: Path, nvcc: None) -> None:
     source = write_toy(tmp_path / "mit Leerzeichen" / "üñí (1)#'", 6, stem="toy")

@@ -138,7 +138,7 @@ def run_side_by_side(
 
 def _start(command: Command, env: Mapping[str, str], cwd: Path) -> _Running:
     # In memory: on a full disk the message that says so would be lost.
-    output = open(os.memfd_create(command.label), "w+b", buffering=0)  # noqa: SIM115
+    output = open(os.memfd_create("output"), "w+b", buffering=0)  # noqa: SIM115
     try:
         process = subprocess.Popen(
             ("/bin/sh", "-c", _HELD, "sh", *command.argv),
