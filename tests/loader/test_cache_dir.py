@@ -462,6 +462,27 @@ def test_cache_removed_under_a_running_process(plain: Toy, tmp_path: Path) -> No
     assert loader.get("plain", [source]).library.factor() == 4
 
 
+def test_what_is_remembered_may_be_json_of_another_kind(plain: Toy, tmp_path: Path) -> None:
+    source, cache = plain.copy(tmp_path)
+    new_loader(cache).get("plain", [source])
+    remembered = [cache / "v1" / "toolchain" / "files.json", cache / "v1" / "last" / "plain.json"]
+    assert all(path.is_file() for path in remembered)
+    for text in (
+        *("null", "5", "[]", "{}", "[" * 100_000),
+        *('{"files": 5, "notes": []}', '{"files": {"a": 1}, "notes": {"a": []}}'),
+        *(f'{{"files": {{"{source}": 5}}, "notes": {{}}}}', '{"files": {}, "notes": {}, "a": {}}'),
+        '{"inputs": 5, "headers": 5, "info": 5}',
+        '{"inputs": {"sources": []}, "headers": [], "info": {}}',
+        '{"inputs": {"sources": [5]}, "headers": {}, "info": {}}',
+    ):
+        for path in remembered:
+            path.write_text(text)
+        assert new_loader(cache).get("plain", [source]).library.factor() == 3
+        assert Cache(cache).last("plain") is None
+    write_factor(source.with_suffix(".h"), 4)
+    assert new_loader(cache).get("plain", [source]).library.factor() == 4
+
+
 def test_header_removed_after_a_build_is_a_compile_error(plain: Toy, tmp_path: Path) -> None:
     source, cache = plain.copy(tmp_path)
     loader = new_loader(cache)

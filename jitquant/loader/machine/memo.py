@@ -130,8 +130,8 @@ class Memo:
         if self._kept is None:
             self._kept = _Kept({}, {})
             if self._file is not None:
-                with contextlib.suppress(OSError, ValueError, TypeError):
-                    self._kept = _Kept(**json.loads(read_trusted(self._file)))
+                with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+                    self._kept = _Kept.from_json(read_trusted(self._file))
         return self._kept
 
     def keep(self) -> None:
@@ -161,6 +161,19 @@ class _Kept(NamedTuple):
 
     files: dict[str, str]
     notes: dict[str, str]
+
+    @classmethod
+    def from_json(cls, text: bytes) -> _Kept:
+        """What ``text`` says is stored.
+
+        Raises:
+            TypeError: it says something else; or ValueError or RecursionError.
+        """
+        kept = cls(**json.loads(text))
+        for part in kept:
+            if not isinstance(part, dict) or not all(isinstance(s, str) for s in part.values()):
+                raise TypeError("not a table of strings")
+        return kept
 
 
 def _now(path: str) -> Signature:

@@ -413,10 +413,12 @@ class Cache:
     def last(self, name: str) -> dict[str, Any] | None:
         """The inputs of a module's newest build, if they are known."""
         try:
-            record = json.loads((self.base / "last" / f"{name}.json").read_bytes())
-        except (OSError, ValueError):
+            record: dict[str, Any] = json.loads((self.base / "last" / f"{name}.json").read_bytes())
+            parts = [record[part] for part in ("inputs", "headers", "info")]
+            dict(record["inputs"]["sources"])
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
-        return record if isinstance(record, dict) else None
+        return record if all(isinstance(part, dict) for part in parts) else None
 
     # -- work in progress ----------------------------------------------------------------------
 
