@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
+from jitquant.loader.machine.memo import settled
 from jitquant.loader.watch.inotify import TRUST_SECONDS
 
 from .conftest import Toy
@@ -37,6 +39,16 @@ def test_a_hit_looks_at_the_files_every_half_second_only(
     for _ in range(1000):
         assert loader.get("toy", [toy.source]) is module
     assert looks == 0
+
+
+def test_a_file_with_a_date_in_the_future_is_not_read_each_time(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    changed = file.stat().st_ctime_ns
+    os.utime(file, ns=(changed, changed + 10**14))
+    status = file.stat()
+    assert not settled(status, status.st_ctime_ns)
+    assert settled(status, status.st_ctime_ns + 3 * 10**9)
 
 
 def test_a_warm_load_in_a_new_process_runs_and_imports_nothing_for_compiling(toy: Toy) -> None:

@@ -41,7 +41,9 @@ def signature_of(status: os.stat_result) -> Signature:
 
 def settled(status: os.stat_result, now_ns: int) -> bool:
     """Whether a change after ``now_ns`` would change the signature of ``status``."""
-    latest = max(status.st_mtime_ns, status.st_ctime_ns)
+    # A date in the future was chosen, at the time of the other.
+    modified = status.st_mtime_ns if status.st_mtime_ns <= now_ns else 0
+    latest = max(modified, status.st_ctime_ns)
     window = _RACY_COARSE_NS if latest % 1_000_000_000 == 0 else _RACY_NS
     return latest < now_ns - window
 
