@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 from quick import in_quick
 
 from jitquant.loader import CompileError, Loader
+from jitquant.loader.machine import memo as memo_module
 from jitquant.loader.machine.memo import FileState, Memo
 from jitquant.loader.request.plan import Request
 from jitquant.loader.tools.explain import explain
@@ -376,6 +378,23 @@ def test_a_hit_of_another_process_hashes_no_header(
     digests.chmod(0o666)  # anybody could have written it
     assert factor(new_loader(cache), source) == 3
     assert str(source.parent / "foo.h") in hashed
+
+
+def test_a_header_of_another_image_may_have_all_but_its_contents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a squashfs that is mounted in place of another, where no file has its own ctime."""
+    signature = (10**18, 10**18, 1, 1)
+    monkeypatch.setattr(memo_module, "signature_of", lambda status: signature)
+    monkeypatch.setattr(memo_module, "settled", lambda status, now: True)
+    source, cache = write(tmp_path / "source" / "k.cpp", '"foo.h"'), tmp_path / "cache"
+    for value in (3, 4):
+        write_factor(source.parent / "foo.h", value)
+        for _ in range(2):  # a build and a hit
+            assert factor(new_loader(cache), source) == value
+    kept = json.loads((cache / "v1" / "toolchain" / "files.json").read_text())["files"]
+    assert kept  # of compilers it is
+    assert not [path for path in kept if path.startswith(str(tmp_path))]
 
 
 def test_the_toolkit_of_the_tests_compiles(tmp_path: Path, toolkit: Path) -> None:

@@ -12,7 +12,7 @@ from ..machine.memo import Memo
 from ..request.includes import visible_now
 from ..request.plan import Plan, python_abi
 from ..request.searches import named_by_path
-from ..request.sources import ABSOLUTE
+from ..request.sources import ABSOLUTE, is_own
 from ..store.cache import Entry
 from .build import Built
 
@@ -30,8 +30,8 @@ def describe(
     read = dict.fromkeys((*paths, *built.twins, *built.linked))
     callers = {path for unit in built.units for path in named_by_path(unit, plan.roots)}
     for path in read:
-        state = memo.state(path)
         name = ABSOLUTE + path if path in callers else plan.roots.name(path)
+        state = memo.state(path, own=is_own(name))
         headers[name] = state.digest if state else ""
     for path in plan.sources:
         headers.pop(plan.roots.name(path), None)

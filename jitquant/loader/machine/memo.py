@@ -48,6 +48,15 @@ def settled(status: os.stat_result, now_ns: int) -> bool:
     return latest < now_ns - window
 
 
+def _has_no_ctime(signature: Signature) -> bool:
+    """Whether a file may be in an image such as squashfs, which keeps one date for both.
+
+    In another image, mounted in its place, another file may have the same signature.
+    """
+    modified, changed, *_ = signature
+    return modified == changed and changed % 1_000_000_000 == 0
+
+
 class Memo:
     """SHA-256 of files, and notes about files, while their ``stat`` stays the same.
 
@@ -58,6 +67,7 @@ class Memo:
 
     def __init__(self) -> None:
         self._known: dict[str, FileState] = {}
+        self._own: set[str] = set()
         self._notes: dict[str, str] = {}
         self._file: Path | None = None
         self._kept: _Kept | None = None
@@ -68,8 +78,15 @@ class Memo:
         if directory is not None and (self._file is None or self._file.parent != directory):
             self._file, self._kept, self._learned = directory / "files.json", None, False
 
-    def state(self, path: str) -> FileState | None:
-        """The state of ``path``, or ``None`` if it is not a regular file."""
+    def state(self, path: str, *, own: bool = False) -> FileState | None:
+        """The state of ``path``, or ``None`` if it is not a regular file.
+
+        Args:
+            own: whether it is the caller's or the project's: then its digest is not for the next
+                process if it has no ctime of its own.
+        """
+        if own:
+            self._own.add(path)
         try:
             status = os.stat(path)
             signature = signature_of(status)
@@ -144,8 +161,9 @@ class Memo:
         self._kept = None
         files, notes = self._from_file()  # and what other processes have learned meanwhile
         for path, (digest, signature) in list(self._known.items()):
-            if signature is not None:
-                files[path] = f"{digest} {_written(signature)}"
+            if signature is None or (path in self._own and _has_no_ctime(signature)):
+                continue
+            files[path] = f"{digest} {_written(signature)}"
         notes.update(self._notes)
         if len(files) > _MOST_KEPT:
             there = [(path, state) for path, state in files.items() if os.path.exists(path)]

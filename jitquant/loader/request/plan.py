@@ -313,7 +313,7 @@ def look_up(
     contents: list[list[str]] = []
     watch: list[tuple[str, Signature | None]] = []
     for path in sources:
-        state = memo.state(path)
+        state = memo.state(path, own=True)
         if state is None:
             raise FileNotFoundError(f"sources: {path} disappeared while it was being read.")
         contents.append([os.path.basename(path), state.digest])

@@ -57,7 +57,7 @@ def match_entry(plan: Wanted, memo: Memo, entry: Entry, *, installed: bool = Tru
         if not counts(name):
             continue
         path = plan.roots.path(name)
-        state = memo.state(path) if path else None
+        state = memo.state(path, own=is_own(name)) if path else None
         if state is None or state.digest != digest:
             return name
         (own if is_own(name) else others).append((path, state.signature))
