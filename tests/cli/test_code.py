@@ -35,6 +35,7 @@ def test_stats_without_names_builds_nothing(run: Run, cached: Built) -> None:
     assert "not built: amax, amax_gsa" in shown.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["sass", "ptx"])
 def test_code(run: Run, cached: Built, command: str) -> None:
     if command == "sass":

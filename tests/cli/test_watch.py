@@ -134,6 +134,7 @@ def test_a_header_may_have_any_name(watching: Watching) -> None:
     assert watching.process.wait(PATIENCE_SECONDS) == 0
 
 
+@pytest.mark.slow
 def test_a_library_that_does_not_load_and_a_header_behind_a_link(watching: Watching) -> None:
     watching.wait_for("started")
     (first,) = children(watching.process.pid)

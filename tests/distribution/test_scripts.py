@@ -111,6 +111,7 @@ def test_only_known_races_are_accepted(tmp_path: Path, old: str, new: str, known
     assert (done.returncode == 0) == known
 
 
+@pytest.mark.slow
 def test_the_demo_names_what_it_cannot_use(tmp_path: Path) -> None:
     _needs("typer", "rich", "safetensors")
     demo = str(ROOT / "scripts" / "demo")

@@ -244,14 +244,20 @@ def test_more_of_every_way(machine: Machine, family: str) -> None:
         _check(machine, sample, [(i % 3, i % 2 > 0)])
 
 
-@pytest.mark.parametrize("descending", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_products_in_tiles(machine: Machine, checked: set[str], descending: bool) -> None:
-    for sample in (s for s in SAMPLES["nvfp4_linear"] if s.label.startswith("tiles-")):
-        _check(machine, sample, [(HOPPER, descending)])
-    tiles = {name: ran for name, ran in machine.kernels().items() if "nvfp4_linear_tiles" in name}
-    assert len(tiles) == 64
-    assert all(tiles.values()), [name for name, ran in tiles.items() if not ran]
-    assert [ran for name, ran in machine.kernels().items() if "order_rows" in name] == [True] * 4
+@pytest.mark.parametrize("fp16", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_products_in_tiles(machine: Machine, checked: set[str], fp16: bool) -> None:
+    """Of bf16 in ascending order, of fp16 in descending order."""
+    samples = [s for s in SAMPLES["nvfp4_linear"] if s.label.startswith("tiles-")]
+    for sample in samples:
+        if ("float16" in sample.label.split("-")) == fp16:
+            _check(machine, sample, [(HOPPER, fp16)])
+    ran = {
+        name: ran
+        for name, ran in machine.kernels().items()
+        if ("nvfp4_linear_tiles" in name or "order_rows" in name) and ("Fp16" in name) == fp16
+    }
+    assert len(ran) == 32 + (1 if fp16 else 3)
+    assert all(ran.values()), [name for name, done in ran.items() if not done]
     checked.add("tiles")
 
 

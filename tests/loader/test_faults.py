@@ -412,6 +412,7 @@ def test_the_compiler_always_runs_out_of_memory(
     assert litter(tmp_path / "cache") == []
 
 
+@pytest.mark.slow
 def test_a_library_that_hangs_while_it_is_loaded_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def value_of(made: Build) -> int:
     return int(ctypes.CDLL(str(copied)).factor())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", NVCC)
 def test_a_restored_object_is_of_the_same_headers(
     compiler: str, tmp_path: Path, launcher: Launcher, request: pytest.FixtureRequest
@@ -147,6 +148,7 @@ def test_the_toolkits_headers_count_for_a_launcher(
     assert launcher.did() == ["miss k.cu", "miss k.cu", "hit k.cu"]
 
 
+@pytest.mark.slow
 def test_what_compilers_run_counts_for_a_launcher(
     tmp_path: Path, launcher: Launcher, toolkit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +203,7 @@ def test_a_compiler_that_does_not_list_what_it_reads_is_refused(
     assert not entries(tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_what_is_listed_ahead_is_all_that_nvcc_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvcc: None
 ) -> None:

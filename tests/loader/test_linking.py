@@ -27,6 +27,7 @@ STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { m.impl("refuse", TORCH
 """
 
 
+@pytest.mark.slow
 def test_a_compiler_that_links_its_runtime_statically(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,6 +45,7 @@ def test_a_compiler_that_links_its_runtime_statically(
         module.refuse(torch.ones(2, 2))
 
 
+@pytest.mark.slow
 def test_torch_in_a_path_with_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils import cpp_extension
 

@@ -120,6 +120,7 @@ def test_the_same_file_gives_kernels(source: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
 def test_edits_are_seen(source: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     loader = new_loader(cache)
@@ -249,6 +250,7 @@ def test_neither_nvcc_nor_a_host_compiler_is_needed(source: Path, tmp_path: Path
     assert out.split() == ["100a", "_ZN4mine4fillEPffi4Pair"]
 
 
+@pytest.mark.slow
 def test_an_error_names_the_file_and_line(source: Path, tmp_path: Path) -> None:
     text = source.read_text()
     source.write_text(text.replace("out[i] = value", "out[i] = valeu"))

@@ -249,6 +249,7 @@ def test_what_a_response_file_says_is_tracked(tmp_path: Path, nested: bool) -> N
     assert len(entries(tmp_path / "cache")) == 2
 
 
+@pytest.mark.slow
 def test_what_a_file_of_nvccs_options_says_is_tracked(tmp_path: Path, nvcc: None) -> None:
     source = tmp_path / "k.cu"
     source.write_text('extern "C" int factor() { return FACTOR; }\n')
@@ -317,6 +318,7 @@ def test_what_the_assembler_reads_is_tracked(tmp_path: Path) -> None:
     assert factor(new_loader(tmp_path / "cache"), source) == 4
 
 
+@pytest.mark.slow
 def test_nvcc_tells_what_its_assembler_reads(tmp_path: Path, nvcc: None) -> None:
     data = tmp_path / "data.bin"
     data.write_bytes(b"\x03")

@@ -137,6 +137,7 @@ def test_a_program_started_by_a_user_of_it_does_not_keep_it(tmp_path: Path) -> N
         other.kill()
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_while_others_load_and_build(plain: Toy, tmp_path: Path) -> None:
     source, cache = plain.copy(tmp_path)
     over = threading.Event()

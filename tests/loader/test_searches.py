@@ -217,6 +217,7 @@ def test_a_header_comes_to_be_that_a_flag_names(
     check(loader, source, 4, **given)
 
 
+@pytest.mark.slow
 def test_nvcc_tells_the_macros_of_its_flags(tmp_path: Path, nvcc: None, loader: Loader) -> None:
     source, include = directories(tmp_path, "source", "include")
     source /= "k.cu"

@@ -347,6 +347,7 @@ def test_ninja_beside_python_but_not_on_path(
     assert os.environ["PATH"] == str(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_wrapper_of_nvcc_is_used_as_it_is_and_belongs_to_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvcc: None
 ) -> None:
@@ -365,6 +366,7 @@ def test_a_wrapper_of_nvcc_is_used_as_it_is_and_belongs_to_the_key(
     assert len(entries(tmp_path / "cache")) == 2
 
 
+@pytest.mark.slow
 def test_a_launcher_runs_nvcc_and_the_host_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvcc: None
 ) -> None:
