@@ -277,15 +277,15 @@ def residual_tensor(residual: Tensor | None, x: Tensor) -> None:
             "place"
         )
     _checks_memory.own_elements(residual, "residual")
-    _without_grad(residual)
+    _without_grad(residual, "residual", "tensor")
 
 
-def _without_grad(residual: Tensor) -> None:
-    if residual.requires_grad and torch.is_grad_enabled():
+def _without_grad(t: Tensor, name: str, kind: str) -> None:
+    if t.requires_grad and torch.is_grad_enabled():
         raise ValueError(
-            "residual: expected a tensor that does not require grad, got one that does. It is "
+            f"{name}: expected a {kind} that does not require grad, got one that does. It is "
             "written in place by an op without a derivative. Call under torch.no_grad(), or pass "
-            "residual.detach()"
+            f"{name}.detach()"
         )
 
 
@@ -430,11 +430,7 @@ def out_tensor(
         )
     if not t.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous buffer, got strides {tuple(t.stride())}")
-    if t.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
-            f"{name}: expected a buffer that does not require grad, got one that does. The "
-            f"call has no derivative. Use torch.no_grad(), or pass {name}.detach()"
-        )
+    _without_grad(t, name, "buffer")
 
 
 def row_count(shape: tuple[int, ...] | torch.Size) -> int:

@@ -192,7 +192,7 @@ def _part(
 
 @functools.cache  # each call asks
 def _of_rows(of: Part, to: Part, most: int, tiled: bool = False, aligned: bool = False) -> Part:
-    """What products of up to ``most`` rows need; 0: of any number."""
+    """What products of up to ``most`` rows need; 0: of more than 128."""
     if tiled:
         return _of_rows(of, to, most).narrowed("in_tiles", "-DJITQUANT_LINEAR_TILES")
     if aligned:
