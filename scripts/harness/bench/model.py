@@ -203,11 +203,14 @@ def decode_us(model: Any, sequences: int, context: int) -> tuple[float, int]:
     from jitquant.testing import count_launches
 
     model.set_cache(sequences, context + 2 * STEPS)
-    tokens = torch.zeros(sequences, 1, dtype=torch.long, device=model.device)
+    # Different ones, so that sequences choose different experts. With random weights, those that
+    # a step makes could become alike.
+    tokens = torch.arange(sequences, device=model.device).view(-1, 1)
+    made = torch.empty_like(tokens)
     position = torch.zeros(1, dtype=torch.long, device=model.device)
 
     def step() -> None:
-        tokens.copy_(model(tokens, position).argmax(-1, keepdim=True))
+        made.copy_(model(tokens, position).argmax(-1, keepdim=True))
         position.add_(1)
 
     def restart() -> None:
