@@ -132,6 +132,19 @@ def test_directory_and_repeated_sources(loader: Loader, tmp_path: Path) -> None:
         loader.get("k", [source, source])
 
 
+def test_a_path_that_goes_up_from_a_link(loader: Loader, tmp_path: Path) -> None:
+    (tmp_path / "there" / "below").mkdir(parents=True)
+    write_plain(tmp_path / "there")
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "below")
+    source = write_plain(tmp_path)
+    up = f"{tmp_path}/link/../"
+    with pytest.raises(ValueError, match=f"sources: .* leads to {tmp_path}/there/{source.name}"):
+        loader.get("k", [up + source.name])
+    with pytest.raises(ValueError, match=f"include_dirs: .* leads to {tmp_path}/there,"):
+        loader.get("k", [source], include_dirs=[up])
+    loader.get("k", [f"{tmp_path}/there/../{source.name}"])
+
+
 def test_missing_include_directory(loader: Loader, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"include_dirs: .*nowhere"):
         loader.get("k", [write_plain(tmp_path)], include_dirs=[tmp_path / "nowhere"])

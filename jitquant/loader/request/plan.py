@@ -39,6 +39,7 @@ from .sources import (
     PROJECT,
     Roots,
     Signatures,
+    absolute,
     exports_something,
     is_cuda,
     resolve_sources,
@@ -301,7 +302,7 @@ def look_up(
     check_flags(request.cuda_flags, (*named.words, *os.environ.get("CXX", "").split()))
     sources = resolve_sources(request.sources, kernels_dir)
     library_dir = str(kernels_dir / "include")
-    include_dirs = tuple(os.path.abspath(d) for d in request.include_dirs)
+    include_dirs = tuple(absolute(d, "include_dirs") for d in request.include_dirs)
     for given, directory in zip(request.include_dirs, include_dirs, strict=True):
         if not os.path.isdir(directory):
             raise FileNotFoundError(

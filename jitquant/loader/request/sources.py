@@ -142,6 +142,21 @@ def _of_project(name: str, kernels_dir: Path) -> str:
     return path
 
 
+def absolute(path: str, argument: str) -> str:
+    """``path`` as it is from every directory.
+
+    Raises:
+        ValueError: it goes up from a link, so it names another file for the system than as text.
+    """
+    plain = os.path.abspath(path)
+    if os.pardir in path.split(os.sep) and os.path.realpath(path) != os.path.realpath(plain):
+        raise ValueError(
+            f"{argument}: {path!r} goes up from a link, so it leads to {os.path.realpath(path)}, "
+            f"and not to {plain}. Give the path of the one that is meant."
+        )
+    return plain
+
+
 def resolve_sources(sources: Sequence[Any], kernels_dir: Path) -> tuple[str, ...]:
     """Absolute paths of ``sources``, with the binding of each kernel unless one is given.
 
@@ -152,13 +167,14 @@ def resolve_sources(sources: Sequence[Any], kernels_dir: Path) -> tuple[str, ...
 
     Raises:
         FileNotFoundError: a source does not exist; similar names are listed.
-        ValueError: no source, a directory, a duplicate name, or an unknown suffix.
+        ValueError: no source, a directory, a duplicate name, an unknown suffix, or a path that goes
+            up from a link.
     """
     resolved: list[str] = []
     for item in sources:
         text = os.fspath(item)
         bare = isinstance(item, str) and os.path.basename(text) == text
-        path = os.path.abspath(_of_project(text, kernels_dir) if bare else text)
+        path = absolute(_of_project(text, kernels_dir) if bare else text, "sources")
         if os.path.isdir(path):
             raise ValueError(f"sources: {text!r} is a directory; name the file in it.")
         suffix = os.path.splitext(path)[1]
