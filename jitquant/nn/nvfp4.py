@@ -386,8 +386,8 @@ class NVFP4Linear(QuantizedModule):
             x = x.to(dtype)
             if dtype not in (torch.bfloat16, torch.float16):
                 raise TypeError(
-                    f"x: expected bfloat16 or float16 with weight_only, got {x.dtype}. Convert it "
-                    "with .to(), or use autocast"
+                    f"x: expected bfloat16 or float16 with weight_only, got {x.dtype}. Convert "
+                    "model and inputs with .to(torch.bfloat16), or use autocast"
                 )
             return self._run(evenly_spaced(x), dtype, residual, out)
         x = x if x.stride(-1) == 1 else x.contiguous()
