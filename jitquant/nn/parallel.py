@@ -59,7 +59,8 @@ class RowwiseParallel(torch_parallel.RowwiseParallel):
     is, to the bit, what the whole layer would quantize.
 
     The layer's buffers and ``in_features`` become those of the part, and the bias zero on all ranks
-    but the first: save a state_dict before.
+    but the first: save a state_dict before. ``residual`` and ``out`` are refused with a ValueError,
+    because a rank's own result is a part of a sum.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -120,13 +121,23 @@ def _move(
     """
     (given,), (asked,) = style.input_layouts, style.output_layouts
 
-    def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        x, rest = args[0], args[1:]
+    def before(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        for name in ("residual", "out") if made == Partial() else ("out",) if asked != made else ():
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"{name}: expected None, got a tensor. The result of this rank is a part that "
+                    f"{type(style).__name__} adds up or moves. Use what the layer returns"
+                )
+        x, *rest = args or (kwargs["x"],)
+        kwargs = {name: value for name, value in kwargs.items() if name != "x"}
+        # Each rank has a part of the gradient of an input that is whole on all of them.
+        grads = [Partial()] if wanted == Replicate() else None
         if not isinstance(x, DTensor):
-            if given == wanted:
-                return args
+            if given == wanted and (grads is None or not x.requires_grad):
+                return (x, *rest), kwargs
             x = DTensor.from_local(x, mesh, [given], run_check=False)
-        return (x.redistribute(mesh, [wanted]).to_local(), *rest)
+        local = x.redistribute(mesh, [wanted]).to_local(grad_placements=grads)
+        return (local, *rest), kwargs
 
     def after(_: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
         if asked == made and style.use_local_output:
@@ -137,5 +148,5 @@ def _move(
         moved: DTensor = whole.redistribute(mesh, [asked])
         return moved.to_local() if style.use_local_output else moved
 
-    module.register_forward_pre_hook(before)
+    module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(after)

@@ -211,6 +211,42 @@ def case_nvfp4_in_parallel(here: Here) -> None:
         assert bytes_of[1] < (1 / here.world + 0.01) * bytes_of[0] + 16
 
 
+def case_nvfp4_gradients_in_parallel(here: Here) -> None:
+    """Of the input: an adapter before or beside the layers is trained by it."""
+    dtype = torch.float32
+    reference = model(here, "nvfp4", dtype).eval()
+    x = tokens(here, dtype).requires_grad_()
+    grad = randn(*x.shape, dtype=dtype, seed=9).to(here.device)
+    reference(x).backward(grad)
+    assert x.grad is not None
+    for name, plan in plans(parallel).items():
+        divided = parallelize_module(model(here, "nvfp4", dtype).eval(), here.mesh, plan)
+        count = here.world if name == "sequence" else 1
+        mine = x.detach().chunk(count, 1)[here.rank % count].clone().requires_grad_()
+        divided(mine).backward(grad.chunk(count, 1)[here.rank % count])
+        assert mine.grad is not None
+        # Codes of what lies between the layers differ, see case_nvfp4_in_parallel.
+        close(mine.grad, x.grad.chunk(count, 1)[here.rank % count], name, 2e-3)
+
+
+def case_nvfp4_keywords_in_parallel(here: Here) -> None:
+    linear = nn.Linear(WIDE, 32, device=here.device)
+    layer = jnn.NVFP4Linear.from_linear(linear).eval()
+    x = randn(3, WIDE, dtype=torch.float32).to(here.device)
+    part = x.chunk(here.world, 1)[here.rank].contiguous()
+    rows = parallelize_module(copy.deepcopy(layer), here.mesh, parallel.RowwiseParallel())
+    torch.testing.assert_close(rows(x=part), layer(x), rtol=1e-4, atol=1e-4)
+    for name in ("residual", "out"):
+        with pytest.raises(ValueError, match=f"{name}: expected None, got a tensor"):
+            rows(part, **{name: torch.zeros(3, 32, device=here.device)})
+    columns = parallelize_module(copy.deepcopy(layer), here.mesh, parallel.ColwiseParallel())
+    own = slice(here.rank * 32 // here.world, (here.rank + 1) * 32 // here.world)
+    residual = randn(3, 32, dtype=torch.float32, seed=1).to(here.device)
+    with torch.no_grad():
+        mine = columns(x, residual=residual[:, own].contiguous())
+        torch.testing.assert_close(mine, layer(x, residual=residual)[:, own])
+
+
 def case_nvfp4_quantizes_what_the_whole_layer_does(here: Here) -> None:
     """Row-wise: the parts of the activation have the amax of the whole."""
     linear = nn.Linear(WIDE, 32, device=here.device)
