@@ -39,6 +39,20 @@ class QuantizedModule(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         first, errors = self.get_buffer(self.quantized[0]), rest[-1]
+        refused, as_stored = [], {}
+        for name in (f"{prefix}{n}" for n in self.quantized):
+            given, own = state_dict.get(name), self._buffers[name.removeprefix(prefix)]
+            if given is None or own is None or given.dtype == own.dtype:
+                continue
+            # copy_() would convert the numbers that the bytes of codes and scales are.
+            if given.dtype.itemsize == own.dtype.itemsize == 1:
+                as_stored[name] = given.view(own.dtype)
+            else:
+                refused.append(f"{name}: expected {own.dtype}, got {given.dtype}.")
+        if refused:
+            errors += refused
+            return
+        state_dict = {**state_dict, **as_stored} if as_stored else state_dict
         absent = [n for n in self.quantized if n.endswith("input_gsa") and self._buffers[n] is None]
         new = [n for n in absent if state_dict.get(f"{prefix}{n}") is not None]
         for name in new:

@@ -69,6 +69,7 @@ def test_exponents_that_nvfp4_has_no_scales_for(monkeypatch: pytest.MonkeyPatch)
 
     scales[0, 0] = scales.max() - 18
     layer.load_state_dict({**state, "weight_scale": scales})
+    layer.load_state_dict({**state, "weight_scale": scales.view(torch.float8_e8m0fnu)})
     assert layer.product_scale is None
     assert "dequantizes=True" in repr(layer)
     assert torch.equal(layer.state_dict()["weight_scale"], scales)
