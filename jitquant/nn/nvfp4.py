@@ -370,11 +370,7 @@ class NVFP4Linear(QuantizedModule):
         wanted = x.requires_grad or (residual is not None and residual.requires_grad)
         if not (wanted and torch.is_grad_enabled()):
             return self._forward(x, residual, out)
-        if out is not None:
-            raise RuntimeError(
-                "x or residual requires grad, and a call with out= has no gradient. Leave it out, "
-                "or use torch.no_grad() for inference"
-            )
+        _check_no_out(out)
         y: Tensor = _Straight.apply(x, residual, self)  # type: ignore[no-untyped-call]
         return y
 
@@ -435,6 +431,7 @@ class NVFP4Linear(QuantizedModule):
             (..., out_features), or ``out``.
 
         Raises:
+            RuntimeError: ``out`` is given and ``residual`` requires grad.
             TypeError, ValueError: an argument is not accepted.
         """
         if not isinstance(q, NVFP4Tensor):
@@ -454,7 +451,11 @@ class NVFP4Linear(QuantizedModule):
         if dtype is None:
             dtype = self.dtype if out is None else out.dtype
         check_dtype(dtype)
-        return self._run(q, dtype, residual, out)
+        if residual is None or not (residual.requires_grad and torch.is_grad_enabled()):
+            return self._run(q, dtype, residual, out)
+        _check_no_out(out)
+        y: Tensor = _Added.apply(residual, self._run(q, dtype, residual.detach(), None))  # type: ignore[no-untyped-call]
+        return y
 
     def _run(
         self,
@@ -525,6 +526,14 @@ def _check_tensors(residual: Tensor | None, out: Tensor | None) -> None:
             check_tensor(given, name)
 
 
+def _check_no_out(out: Tensor | None) -> None:
+    if out is not None:
+        raise RuntimeError(
+            "x or residual requires grad, and a call with out= has no gradient. Leave it out, or "
+            "use torch.no_grad() for inference"
+        )
+
+
 def _check_weight(weight: NVFP4Tensor, plain: Tensor) -> None:
     """A weight is quantized as a layer stores it."""
     if not isinstance(weight, NVFP4Tensor):
@@ -569,3 +578,15 @@ class _Straight(torch.autograd.Function):
             with torch.autocast(grad.device.type, enabled=False):
                 grad_x = (grad @ weight).to(ctx.dtype)
         return grad_x, grad if ctx.has_residual else None, None
+
+
+class _Added(torch.autograd.Function):
+    """A result with the gradient of the residual that was added to it."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor, y: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None

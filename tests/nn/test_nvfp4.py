@@ -282,6 +282,37 @@ def test_residual(leading: tuple[int, ...], weight_only: bool) -> None:
     assert torch.equal(out, made(x, residual=residual))
 
 
+def test_gradient_of_a_residual_beside_a_quantized_input() -> None:
+    made = NVFP4Linear.from_linear(linear(104, 72))
+    q, residual = jitquant.quantize_nvfp4(randn(3, 104)), randn(3, 72, seed=3).requires_grad_()
+    y = made.run_from_quantized(q, residual=residual)
+    assert torch.equal(y, made.run_from_quantized(q, residual=residual.detach()))
+    y.backward(grad := randn(3, 72, seed=4))
+    assert residual.grad is not None
+    assert torch.equal(residual.grad, grad)
+    with pytest.raises(RuntimeError, match="a call with out= has no gradient"):
+        made.run_from_quantized(q, residual=residual, out=torch.empty_like(residual))
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_scales_that_are_loaded_as_bytes(assign: bool) -> None:
+    made, other = (NVFP4Linear.from_linear(linear(bias=False)) for _ in range(2))
+    state = made.state_dict()
+    with torch.no_grad():
+        other.weight_scale.view(torch.uint8).zero_()
+    as_bytes = {**state, "weight_scale": state["weight_scale"].view(torch.uint8)}
+    other.load_state_dict(as_bytes, assign=assign)
+    assert other.weight_scale.dtype == made.weight_scale.dtype
+    assert torch.equal(other(randn(3, 256)), made(randn(3, 256)))
+    before = other.weight_packed.clone()
+    wrong = {**state, "weight_packed": torch.zeros_like(before), "weight_gsa": torch.ones(1).half()}
+    with pytest.raises(
+        RuntimeError, match=r"weight_gsa: expected torch.float32, got torch.float16"
+    ):
+        other.load_state_dict(wrong, assign=assign)
+    assert torch.equal(other.weight_packed, before)
+
+
 @pytest.mark.parametrize("scale_layout", ["linear", "swizzled_128x4"])
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 def test_weight_only(scale_layout: Any, dtype: torch.dtype) -> None:
