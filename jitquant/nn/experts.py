@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK, SCALE_DTYPE, one_of
 from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._grouped import grouped_linear
-from jitquant.nn._linear import check_input_gsa, check_same_dtype
+from jitquant.nn._linear import check_columns, check_input_gsa, check_same_dtype
 from jitquant.nn._matmul import is_hopper
 from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
 from jitquant.nn._weights import WeightCache
@@ -129,8 +129,17 @@ class Experts(nn.Module):
 
         Returns:
             (T, hidden) of the dtype of ``hidden_states``.
+
+        Raises:
+            ValueError: the three are not of the same number of tokens.
         """
         tokens, k = top_k_index.shape
+        if hidden_states.shape[0] != tokens or top_k_weights.shape != top_k_index.shape:
+            raise ValueError(
+                "top_k_index and top_k_weights: expected shape (T, k) for the T = "
+                f"{hidden_states.shape[0]} rows of hidden_states, got {tuple(top_k_index.shape)} "
+                f"and {tuple(top_k_weights.shape)}"
+            )
         ignored = (top_k_index < 0) | (top_k_index >= self.num_experts)
         ids = top_k_index.masked_fill(ignored, self.num_experts)  # they come last
         expert, order = ids.reshape(-1).sort(stable=True)
@@ -507,6 +516,8 @@ class Float8BlockwiseExperts(Experts):
         """As `Experts`; the states have the dtype of the weights, or any under autocast."""
         weight = self.get_parameter(self.projections[0].name)
         check_same_dtype(hidden_states, weight.dtype, "hidden_states")
+        hidden = self.matrices(self.projections[0].name).shape[-1]
+        check_columns(hidden_states.shape, hidden, "hidden_states")
         return super().forward(hidden_states, top_k_index, top_k_weights)
 
     def matrices(self, name: str) -> Tensor:

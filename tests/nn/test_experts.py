@@ -186,6 +186,10 @@ def test_fp8_takes_the_dtype_of_its_weights() -> None:
         made(x.float(), index, weights)
     with torch.autocast("cpu"):
         made(x.float(), index, weights)
+    with pytest.raises(ValueError, match=r"hidden_states: expected shape \(\.\.\., 64\)"):
+        made(x[:, :32], index, weights)
+    with pytest.raises(ValueError, match=r"top_k_index and top_k_weights: expected shape \(T, k\)"):
+        made(x[1:], index, weights)
 
 
 def test_fp8_trains_and_sees_new_weights() -> None:
