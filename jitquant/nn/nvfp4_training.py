@@ -271,6 +271,12 @@ class NVFP4TrainingLinear(nn.Linear):
         if "rng_state" in self._buffers:
             self._seed_anew()
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if self.rng_state.is_meta and not self.weight.is_meta:  # assigned to a model on "meta"
+            self.rng_state = torch.zeros(2, dtype=torch.int64, device=self.weight.device)
+            self._seed_anew()
+
     def _seed_anew(self) -> None:
         if not self.rng_state.is_meta:
             self.seed_rounding(int(torch.randint(1 << 62, (), device="cpu")))

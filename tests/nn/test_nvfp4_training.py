@@ -260,6 +260,16 @@ def test_a_layer_from_meta_gets_a_seed() -> None:
     assert int(layer.rng_state[1]) == 1
 
 
+def test_a_layer_that_is_assigned_to_from_meta_gets_a_seed() -> None:
+    with torch.device("meta"):
+        layer = NVFP4TrainingLinear(32, 16)
+    plain = nn.Linear(32, 16)
+    layer.load_state_dict(plain.state_dict(), assign=True)
+    x = randn(16, 32, dtype=torch.float32)
+    layer(x).sum().backward()
+    assert layer.rng_state.tolist()[1] == 1
+
+
 @pytest.mark.parametrize(
     ("seed", "error", "words"),
     [
