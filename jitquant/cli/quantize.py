@@ -62,7 +62,9 @@ def quantize(
     ] = None,
     ignore: Annotated[
         list[str] | None,
-        typer.Option(help="Names or patterns to skip (repeat); default: heads and routers."),
+        typer.Option(
+            help="Names or patterns to skip (repeat), instead of the default, heads and routers."
+        ),
     ] = None,
     fused_layers: Annotated[
         list[str] | None,

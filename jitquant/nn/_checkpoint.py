@@ -196,12 +196,15 @@ def quantize_checkpoint(
 def _usable(device: torch.device | str) -> torch.device:
     """A device that has memory: refused before the work begins."""
     try:
-        return torch.empty(0, device=device).device
+        found = torch.empty(0, device=device).device
+        if found.type not in ("cpu", "cuda"):
+            raise RuntimeError(f"no kernels are for {found.type!r}")
     except (RuntimeError, AssertionError) as error:
         why = str(error).partition("\n")[0]
         raise ValueError(
             f"device: expected 'cpu' or a GPU of this machine, got {str(device)!r}: {why}"
         ) from error
+    return found
 
 
 def _check_accuracy(

@@ -38,7 +38,15 @@ from jitquant.nn._reader import HOST, Part
 from jitquant.nn._rounding import WeightRounding, gsa_for, quantized_weights, sample, with_gsa
 from jitquant.nn._safetensors import Writer
 from jitquant.nn._schemes import SCHEMES, Layout, Scheme
-from jitquant.nn._targets import families, ignoring, is_head, matches, refusal
+from jitquant.nn._targets import (
+    as_patterns,
+    families,
+    idle,
+    ignoring,
+    is_head,
+    matches,
+    refusal,
+)
 from jitquant.numerics.nvfp4 import gsa_from_amax
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
@@ -74,6 +82,7 @@ class Checkpoint:
         sqnr: with ``fp8_share``: the SQNR of each matrix in NVFP4, in dB, by name; empty if it was
             computed by an earlier, interrupted call.
         uncalibrated: names of matrices that "gptq" rounds like "mse".
+        idle: patterns of ``ignore`` that mean no tensor, and the nearest name.
         seconds: of this call, in which it waited for "reading" and for "writing", and all others,
             "quantizing".
     """
@@ -90,6 +99,7 @@ class Checkpoint:
     in_fp8: list[str] = field(default_factory=list)
     sqnr: dict[str, float] = field(default_factory=dict)
     uncalibrated: list[str] = field(default_factory=list)
+    idle: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -106,6 +116,8 @@ class Checkpoint:
             if some:
                 more = f" and {len(some) - 1} more" if len(some) > 1 else ""
                 lines.append(f"  {what}: {some[0]}{more}")
+        for pattern, near in self.idle.items():
+            lines.append(f"  ignore: {pattern!r} means no tensor{near and f'; {near!r} is near'}")
         reasons: dict[str, list[str]] = {}
         for name, why in self.why.items():
             reasons.setdefault(why, []).append(name)
@@ -167,7 +179,14 @@ class Work:
         self._unchecked = ignored or ()
         self.matrices = self.source.matrices()
         shapes = {name: matrix.shape for name, matrix in self.matrices.items()}
+        for pattern, near in idle(as_patterns("targets", targets), shapes).items():
+            raise ValueError(
+                f"targets: expected names or patterns of matrices of the model, got {pattern!r}, "
+                f"which means none{near and f'; {near!r} is near'}"
+            )
         done = self.result
+        modules = {*shapes, *(name.removesuffix(".weight") for name in self.source.map)}
+        done.idle = idle(self._unchecked, modules)
         if self.layout == "gpt-oss" and not any(m.is_stacked for m in self.matrices.values()):
             raise ValueError(
                 "layout: expected a model with experts as gpt-oss has them (gate_up_proj and "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -104,10 +105,19 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def targeted(name: str, targets: str | Sequence[str]) -> bool:
-    """Whether ``targets``, patterns or the name of a preset, mean a module."""
-    if isinstance(targets, str) and targets in PRESETS:
-        return matches(name, PRESETS[targets])
-    return matches(name, as_patterns("targets", targets))
+    """Whether ``targets``, patterns or names of presets, mean a module."""
+    each = as_patterns("targets", targets)
+    return any(matches(name, PRESETS.get(target, (target,))) for target in each)
+
+
+def idle(patterns: Iterable[str], names: Collection[str]) -> dict[str, str]:
+    """Patterns that mean none of ``names``, and which of these is nearest, or ""; no presets."""
+    last = {name.rpartition(".")[2] for name in names}
+    return {
+        pattern: next(iter(get_close_matches(pattern, [*last, *names], n=1)), "")
+        for pattern in patterns
+        if pattern not in PRESETS and not any(matches(name, (pattern,)) for name in names)
+    }
 
 
 def is_head(name: str) -> bool:

@@ -427,9 +427,7 @@ def test_the_layout_of_gpt_oss_is_refused_before_the_work(tmp_path: Path) -> Non
         source,
         ignore="*.1.*.2.up_proj",
     )
-    refused(
-        "layers.0.mlp.experts.0.gate_proj left out: none of targets", source, targets="mlp.router"
-    )
+    refused("layers.0.mlp.experts.0.gate_proj left out: none of targets", source, targets="router")
     other = folder(tmp_path / "llama", tensors())
     refused(
         "layout: expected a model with experts as gpt-oss has them .* with 'gpt-oss', got 'llama' "
@@ -478,6 +476,14 @@ def test_an_expert_with_nan_in_the_layout_of_gpt_oss(tmp_path: Path) -> None:
     save_file(made, source / "model.safetensors")
     with pytest.raises(ValueError, match=r"layers\.1\.mlp\.experts\.down_proj in .* Get the file"):
         quantize_checkpoint(source, tmp_path / "out", format="mxfp4", layout="gpt-oss")
+
+
+def test_a_pattern_to_ignore_that_means_nothing_is_named(tmp_path: Path) -> None:
+    source = folder(tmp_path / "in", tensors())
+    ignore = ["lm_heda", "*.0.*", "embed_tokens"]
+    done = quantize_checkpoint(source, tmp_path / "out", ignore=ignore, device="cpu")
+    assert done.idle == {"lm_heda": "lm_head"}
+    assert "  ignore: 'lm_heda' means no tensor; 'lm_head' is near" in str(done).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -799,7 +805,10 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
     refused(r"input_amax: expected amaxes .* got None\. .* 'nvfp4a16'", format="nvfp4")
     refused("input_amax of model.layers.0", format="nvfp4", input_amax={})
     refused("format: expected 'nvfp4' with layout 'modelopt', got 'nvfp4a16'", layout="modelopt")
-    refused("targets and ignore: expected to leave a matrix", targets="nothing")
+    refused("targets and ignore: expected to leave a matrix", ignore="*")
+    refused("targets: expected names .*, got 'q_prj', which means none; 'q_proj'", targets="q_prj")
+    refused("targets: expected .*, got 'nothing', which means none", targets=["mlp", "nothing"])
+    refused("device: expected .*, got 'meta': no kernels are for 'meta'", device="meta")
     refused("device: expected 'cpu' or a GPU of this machine, got 'cuda:99'", device="cuda:99")
     refused("device: expected .*, got 'gpu'", device="gpu")
     refused("calibration: expected a file", FileNotFoundError, calibration=tmp_path / "none")

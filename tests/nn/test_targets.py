@@ -84,10 +84,11 @@ class Tiny(nn.Module):
         ({"targets": "mlp"}, ["mlp.down_proj"]),
         ({"targets": "mlp", "ignore": ()}, ["mlp.gate", "mlp.down_proj"]),
         ({"targets": ("q_proj", "re:lm_")}, ["attn.q_proj"]),
+        ({"targets": ("attention", "down_proj")}, ["attn.q_proj", "attn.o_proj", "mlp.down_proj"]),
         ({"ignore": "o_proj"}, ["attn.q_proj", "mlp.gate", "mlp.down_proj", "lm_head"]),
         ({"filter": lambda name, _: "attn" in name}, ["attn.q_proj", "attn.o_proj"]),
     ],
-    ids=["default", "attention", "mlp", "ignore none", "patterns", "ignore", "filter"],
+    ids=["default", "attention", "mlp", "ignore none", "patterns", "both", "ignore", "filter"],
 )
 @pytest.mark.parametrize("recipe", ["nvfp4", "fp8_block"])
 def test_convert_takes_them(recipe: str, how: dict[str, object], replaced: list[str]) -> None:
