@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json as _json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,14 +46,30 @@ def table(*headings: str, right: tuple[str, ...] = ()) -> Table:
 def print_json(value: Any) -> None:
     """``value``, a dataclass or a plain value, as JSON on stdout."""
     sys.stdout.write(_json.dumps(value, indent=1, default=_plain) + "\n")
+    sys.stdout.flush()  # what the system refuses is raised here, not at the end of the process
 
 
 def print_error(error: Exception, *, json: bool) -> None:
-    """An error in its own words: on stdout as JSON, or on stderr for people."""
+    """An error in its own words: on stdout as JSON, or on stderr for people.
+
+    JSON that cannot be written becomes the line for people.
+    """
     if json:
-        print_json({"error": type(error).__name__, "message": str(error)})
-    else:
+        try:
+            print_json({"error": type(error).__name__, "message": str(error)})
+            return
+        except OSError:  # what is left of it must not fail again when the process ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError):
         console(stderr=True).print(f"error: {error}", markup=False)
+
+
+def cannot_start(command: str, program: str, error: OSError) -> ValueError:
+    """The error of ``jitquant command`` about a program that it was given to run."""
+    return ValueError(
+        f"{command}: {program!r} cannot be started: {error.strerror}. Give a program on PATH, or "
+        "the path of one that can be executed."
+    )
 
 
 def _plain(value: Any) -> Any:

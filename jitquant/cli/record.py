@@ -13,7 +13,7 @@ import typer
 from jitquant.loader.machine.scratch import scratch
 from jitquant.loader.request.used import VARIABLE, write_manifest
 
-from .output import console
+from .output import cannot_start, console
 
 
 def record(
@@ -25,7 +25,7 @@ def record(
     """Run a command and record every module and variant that its processes use.
 
     `jitquant bundle --from MANIFEST` builds exactly these. The exit code is that of the command.
-    Ctrl-C and SIGTERM end the command; what it used until then is recorded.
+    Ctrl-C, SIGTERM or closing the terminal end the command; what it used until then is recorded.
     """
     is_new = not output.exists()
     with output.open("a", encoding="utf-8"):
@@ -38,10 +38,7 @@ def record(
         except OSError as error:
             if is_new:
                 output.unlink()
-            raise ValueError(
-                f"record: {command[0]!r} cannot be started: {error.strerror}. Give a program on "
-                "PATH, or the path of one that can be executed."
-            ) from error
+            raise cannot_start("record", command[0], error) from error
         names = write_manifest(notes, output)
     console(stderr=True).print(f"{len(names)} modules used, in {output}", markup=False)
     raise typer.Exit(code if code >= 0 else 128 - code)
@@ -50,11 +47,11 @@ def record(
 def _run(command: list[str], environment: dict[str, str]) -> int:
     """The command's exit code, negative for a signal; it is given the signals that this gets."""
     with subprocess.Popen(command, env=environment) as process:
-        before = {
-            # Ctrl-C reaches the command by itself, which is of the terminal's foreground group.
-            signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
-        }
+        # Ctrl-C reaches the command by itself, which is of the terminal's foreground group.
+        before = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+                before[number] = signal.signal(number, lambda got, _: process.send_signal(got))
         try:
             return process.wait()
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -20,9 +21,11 @@ from jitquant.loader.request.sources import SUFFIXES
 from jitquant.loader.store.match import Build
 from jitquant.loader.tools.names import request_of
 
-from .output import Arch, console
+from .output import Arch, cannot_start, console
 
 _SUFFIXES = (*SUFFIXES, ".cuh", ".h", ".hpp", ".hh", ".inl", ".inc")
+#: A line that says of which file a build has found nothing.
+_MISSING = re.compile(r"no such file|not found|does not exist|cannot (open|find)", re.IGNORECASE)
 _GRACE_SECONDS = 3.0
 _POLL_MILLISECONDS = 100
 
@@ -35,10 +38,17 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Run it again; the one before is ended."""
+        """Run it again; the one before is ended.
+
+        Raises:
+            ValueError: it cannot be started.
+        """
         self.stop()
         if self.command:
-            self._process = subprocess.Popen(self.command, start_new_session=True)
+            try:
+                self._process = subprocess.Popen(self.command, start_new_session=True)
+            except OSError as error:
+                raise cannot_start("watch", self.command[0], error) from error
 
     def ended(self) -> int | None:
         """Its exit code, once, after it has ended by itself."""
@@ -68,7 +78,7 @@ class Watch:
         self._request = request
         self._child = child
         self._running: str | None = None  # the build that the command was started with
-        self._failed: str | None = None
+        self._failed: str | None = None  # what the last build said, if it failed
         self._directories: set[Path] = set()
         self._read: set[str] = set()
         self._out = console(stderr=True)
@@ -80,8 +90,8 @@ class Watch:
             build = self._loader.ensure(self._request)
         except (LoaderError, FileNotFoundError, ValueError) as error:
             self._directories |= _directories(self._paths(None))
-            if str(error.args[0]) != self._failed:
-                self._failed = str(error.args[0])
+            before, self._failed = self._failed, _lasting(str(error))
+            if self._failed != before:
                 self._out.print(f"error: {error}", markup=False)
                 if not isinstance(error, CompileError | FirstLoadError | FileNotFoundError):
                     raise
@@ -115,9 +125,10 @@ class Watch:
         return [Path(path) for path in (*found, *map(os.path.realpath, found))]
 
     def _matters(self, path: str) -> bool:
-        """Whether it may be a source or a header: any file may be what a failed build lacks."""
-        known = path.lower().endswith(_SUFFIXES) or Path(path).name in self._read
-        return known or self._failed is not None
+        """Whether it may be a source or a header, or is what a failed build lacks."""
+        name = Path(path).name
+        known = path.lower().endswith(_SUFFIXES) or name in self._read
+        return known or _is_missing(name, self._failed or "")
 
     def run(self) -> None:
         """Until it is interrupted."""
@@ -136,6 +147,17 @@ class Watch:
                 if changed:
                     self.build()
             changes.close()
+
+
+def _lasting(message: str) -> str:
+    """``message`` without the names of its log and library, which are others each time."""
+    return re.sub(r"(?m)^whole log: .*$|[-_][0-9a-f]{12}\b", "", message)
+
+
+def _is_missing(name: str, message: str) -> bool:
+    """Whether ``message`` says that there is no file ``name``, of any directory."""
+    word = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w/-]|\.\w)")
+    return any(word.search(line) for line in message.splitlines() if _MISSING.search(line))
 
 
 def _directories(paths: Iterable[Path]) -> set[Path]:

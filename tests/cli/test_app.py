@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,62 @@ def test_what_the_loader_raises_is_told_without_a_traceback(
     done = run("cache", "path", "--json")
     assert done.code == 1
     assert done.json["error"] == "CacheError"
+
+
+def test_json_of_another_program_is_not_asked_for(run: Run, tmp_path: Path) -> None:
+    done = run("record", "-o", tmp_path / "used.json", "--", tmp_path / "absent", "--json")
+    assert (done.code, done.out) == (1, "")
+    assert "cannot be started" in done.err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_json_that_cannot_be_written_is_one_line_on_stderr(tmp_path: Path, unbuffered: str) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JITQUANT_CACHE_DIR": str(tmp_path),
+        "PYTHONUNBUFFERED": unbuffered,
+    }
+    for words, said in (
+        (["cache", "path"], "No space left on device"),
+        (["new", "no-dash"], "expected a C identifier"),
+    ):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "jitquant", *words, "--json"],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+                env=environment,
+            )
+        assert done.returncode == 1
+        assert said in done.stderr
+        assert done.stderr.startswith("error: ")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_signals_that_end_a_command_are_left_as_they_were(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    during: list[object] = []
+
+    def look() -> Path:
+        during.extend(map(signal.getsignal, numbers))
+        return Path("/x")
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    monkeypatch.setattr("jitquant.cli.cache.default_root", look)
+    ours = (signal.SIG_DFL, signal.SIG_IGN)
+    before = [signal.signal(n, h) for n, h in zip(numbers, ours, strict=True)]
+    try:
+        assert run("cache", "path").code == 0
+        assert list(map(signal.getsignal, numbers)) == [*ours]
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert during[0] is not signal.SIG_DFL
+    assert during[1] is signal.SIG_IGN  # as under nohup
 
 
 def test_a_mistake_of_our_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

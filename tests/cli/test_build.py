@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -63,8 +65,17 @@ def test_two_modules_of_one_name_are_refused(run: Run, tmp_path: Path) -> None:
     assert run("build", one, one).code == 0
 
 
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # nobody has its other end
+        return b""
+
+
 @pytest.mark.slow
-def test_an_interrupt_ends_the_compilers_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_ends_the_compilers_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    """And the terminal is as it was."""
     compiler = tmp_path / "slow++"
     compiler.write_text(
         f'#!/bin/sh\ncase "$*" in "-c "*) echo $$ > {tmp_path}/pid; exec sleep 3000;; esac\n'
@@ -78,13 +89,24 @@ def test_an_interrupt_ends_the_compilers_at_once(tmp_path: Path) -> None:
         "PYTHONPATH": str(ROOT),
         "JITQUANT_CACHE_DIR": str(cache),
         "CXX": str(compiler),
+        "TERM": "xterm",
     }
+    said: list[bytes] = []
     command = [sys.executable, "-m", "jitquant", "build", str(source)]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, env=environment, stderr=theirs) as process:
+        os.close(theirs)
+        shown = threading.Thread(target=lambda: said.extend(iter(lambda: _read(ours), b"")))
+        shown.start()
         wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
         compiling = int((tmp_path / "pid").read_text())
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=PATIENCE_SECONDS) != 0
+        process.send_signal(number)
+        code = process.wait(timeout=PATIENCE_SECONDS)
+        shown.join()
+    os.close(ours)
+    assert code == (130 if number == signal.SIGINT else 128 + number)
+    written = b"".join(said)
+    assert written.rindex(b"\x1b[?25h") > written.rindex(b"\x1b[?25l")  # the cursor is shown again
     with pytest.raises(ProcessLookupError):
         os.kill(compiling, 0)
     assert litter(cache) == []

@@ -166,7 +166,7 @@ def test_a_manifest_that_cannot_be_written_is_said_before_the_run(run: Run, tmp_
     assert not ran.exists()
 
 
-@pytest.mark.parametrize("number", in_quick(1, [signal.SIGTERM, signal.SIGINT]))
+@pytest.mark.parametrize("number", in_quick(1, [signal.SIGHUP, signal.SIGTERM, signal.SIGINT]))
 def test_a_server_that_is_stopped_leaves_its_manifest(tmp_path: Path, number: int) -> None:
     plain = write_plain(tmp_path / "plain")
     server = (

@@ -12,11 +12,15 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
-from loader.toys import PATIENCE_SECONDS, write_factor, write_plain
+from loader.toys import PATIENCE_SECONDS, new_loader, write_factor, write_plain
 from quick import in_quick
 
 import jitquant
-from jitquant.cli.watch import Child
+from jitquant.cli.watch import Child, Watch
+from jitquant.loader import CompileError, FirstLoadError, Loader
+from jitquant.loader.request.plan import Request
+
+from .conftest import Run
 
 ROOT = Path(jitquant.__file__).resolve().parents[1]
 COMMAND = "import sys, time; print('sta' + 'rted', flush=True); time.sleep(3000)"
@@ -165,3 +169,66 @@ def test_a_command_that_ends_is_said(tmp_path: Path) -> None:
     finally:
         made.process.send_signal(signal.SIGINT)
         assert made.process.wait(PATIENCE_SECONDS) == 0
+
+
+def failing(*errors: Exception) -> Watch:
+    """One whose builds end with these errors, one after the other."""
+    loader = MagicMock(spec=Loader, ensure=MagicMock(side_effect=errors))
+    loader.look_up.side_effect = errors[0]
+    return Watch(loader, Request("k", (Path("/x/out/k.cu"),)), Child([]))
+
+
+def test_an_error_is_said_once_wherever_its_log_is(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [
+        f"k.cu:1: error: {what}\ncommand: nvcc -DTORCH_EXTENSION_NAME=k_{number:012x} k.cu\n"
+        f"whole log: /logs/k-{number}.log"
+        for number, what in enumerate(["no", "no", "neither"])
+    ]
+    watch = failing(*map(CompileError, texts))
+    for _ in texts:
+        watch.build()
+    said = capsys.readouterr().err
+    assert [said.count(f"k-{number}.log") for number in range(3)] == [1, 0, 1]
+
+
+def test_real_errors_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_plain(tmp_path / "source")
+    text = source.read_text()
+    watch = Watch(new_loader(tmp_path / "cache"), Request("plain", (source,)), Child([]))
+    does_not_load = "void absent();\nstatic struct A { A() { absent(); } } a;\n"
+    for added, said in (
+        ("int f( {\n", "building 'plain' failed"),
+        (does_not_load, "does not load"),
+    ):
+        source.write_text(f"{text}{added}")
+        for count in (1, 0):
+            watch.build()
+            assert capsys.readouterr().err.count(said) == count
+
+
+def test_only_what_a_failed_build_lacks_starts_another(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not what the watching itself, or anything else, writes there."""
+    watch = failing(
+        CompileError(
+            "building 'k' failed: nvcc k.cu (exit code 2).\n"
+            "/x/out/k.cu:2: fatal error: values.def: No such file or directory\n"
+            "     2 | float* out = log;\nwhole log: /logs/k-1.log"
+        ),
+        CompileError('/x/k.cu:1: error: cannot open source file "table.inc.txt"'),
+        FirstLoadError("k: libmine.so: cannot open shared object file: No such file or directory"),
+    )
+    assert not watch._matters("/x/values.def")
+    watch.build()
+    touched = ("values.def", "out", "log", "k-1.log", "def", "other.def", "more.values.def", "k.cu")
+    assert [n for n in touched if watch._matters(f"/x/{n}")] == ["values.def", "k.cu"]
+    watch.build()
+    assert watch._matters("/x/table.inc.txt")
+    watch.build()
+    assert watch._matters("/x/libmine.so")
+
+
+def test_a_command_that_cannot_be_started(run: Run, tmp_path: Path) -> None:
+    done = run("watch", write_plain(tmp_path / "source"), "--", tmp_path / "absent")
+    assert done.code == 1
+    absent = str(tmp_path / "absent")
+    assert f"error: watch: {absent!r} cannot be started: No such file or directory. " in done.err
