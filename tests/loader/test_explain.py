@@ -173,7 +173,7 @@ def test_an_earlier_build_is_known_by_its_name_with_all_its_arguments(tmp_path: 
 
 
 def test_architectures_of_an_earlier_build_are_kept_if_they_were_asked_for(
-    toy: Toy, tmp_path: Path
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, cache = toy.copy(tmp_path)
     loader = new_loader(cache)
@@ -184,3 +184,9 @@ def test_architectures_of_an_earlier_build_are_kept_if_they_were_asked_for(
     path.write_text(json.dumps(last))
     assert request_of(loader, "toy").archs == ("90a",)
     assert request_of(loader, "toy", "100a").archs == "100a"
+    (source,) = (path for path in last["info"]["sources"] if path.endswith(".cu"))
+    assert request_of(loader, source) == request_of(loader, "toy")._replace(archs=None)
+    for variable in ("JITQUANT_CUDA_ARCHS", "TORCH_CUDA_ARCH_LIST"):
+        with monkeypatch.context() as context:
+            context.setenv(variable, "80")
+            assert request_of(loader, "toy").archs is None

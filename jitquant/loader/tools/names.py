@@ -12,15 +12,19 @@ from ..request.sources import SUFFIXES, check_name, kernel_names, near_names
 if TYPE_CHECKING:
     from ..core import Loader
 
+#: They name architectures, which those of an earlier build must not replace.
+_ARCH_VARIABLES = ("JITQUANT_CUDA_ARCHS", "TORCH_CUDA_ARCH_LIST")
+
 
 def request_of(loader: Loader, name: str, archs: str | None = None) -> Request:
     """The request for ``name``.
 
     Args:
         name: a kernel of the project (``"amax_gsa"``), a file (``"./mine.cu"``), or a module that
-            was built before, whose sources and flags are then those of its last build.
-        archs: architectures to request; ``None`` means those that the last build was given, or
-            otherwise the default.
+            was built before, whose sources and flags are then those of its last build. A file has
+            the flags of its last build, too.
+        archs: architectures to request; ``None`` means the default. For a module that was built
+            before, it means those that its last build was given, unless a variable names others.
 
     Raises:
         ValueError: not a name of any of these.
@@ -35,7 +39,7 @@ def request_of(loader: Loader, name: str, archs: str | None = None) -> Request:
         stem = check_name(path.stem)
         last = loader.cache().last(stem)
         if last is not None and str(path) in last.get("info", {}).get("sources", ()):
-            return _as_built(stem, last, archs)
+            return _as_built(stem, last)._replace(archs=archs)
         return Request(stem, (path,), archs=archs)
     last = loader.cache().last(check_name(name))
     if last is None or not last.get("info", {}).get("sources"):
@@ -44,18 +48,19 @@ def request_of(loader: Loader, name: str, archs: str | None = None) -> Request:
             f"{loader.cache().root}. {near_names(name, kernels)} For your own file, give its "
             f"path: ./{name}.cu"
         )
-    return _as_built(name, last, archs)
+    request = _as_built(name, last)
+    if archs is not None or any(map(os.environ.get, _ARCH_VARIABLES)):
+        return request._replace(archs=archs)
+    return request
 
 
-def _as_built(name: str, last: dict[str, Any], archs: str | tuple[str, ...] | None) -> Request:
+def _as_built(name: str, last: dict[str, Any]) -> Request:
     info, inputs = last["info"], last["inputs"]
-    if archs is None and info.get("archs_from") == "archs=":
-        archs = tuple(inputs["archs"])
     return Request(
         name,
         tuple(Path(source) for source in info["sources"]),
         include_dirs=tuple(info.get("include_dirs", ())),
         cuda_flags=tuple(inputs["cuda_flags"]),
         cxx_flags=tuple(inputs["cxx_flags"]),
-        archs=archs,
+        archs=tuple(inputs["archs"]) if info.get("archs_from") == "archs=" else None,
     )
