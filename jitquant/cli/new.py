@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import importlib.util
 import keyword
+import re
+import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from jitquant.loader.module import CudaModule
 from jitquant.loader.request.sources import check_name
 
 from .output import Json, console, print_json
@@ -180,6 +185,26 @@ def test_the_kernel_can_be_captured() -> None:
 '''
 
 _FILES = {"{name}.cu": _KERNEL, "{name}.py": _OPERATOR, "test_{name}.py": _TEST}
+#: What CudaModule gives each object, besides what the class has.
+_OF_MODULES = ("_functions", "archs", "extension_name", "key", "library", "path")
+#: What torch.ops cannot have as a namespace with an operator of the same name.
+_OF_TORCH_OPS = (
+    *("_dir", "higher_order", "import_module", "load_library", "loaded_libraries", "name", "prim"),
+)
+
+
+def _meant() -> set[Any]:
+    """Names that mean something else in the files, on a compiled module or in torch.ops."""
+    nodes = [node for text in (_OPERATOR, _TEST) for node in ast.walk(ast.parse(text))]
+    names = {
+        getattr(node, field, None)
+        for node in nodes
+        for field in ("id", "arg", "name")
+        if not isinstance(node, ast.keyword)
+    }
+    launchers = re.findall(r"\blaunch_(\w+)", _KERNEL)
+    used = {*names, *launchers} - {None, "NAME", "MEMBERS"}
+    return {*used, *dir(CudaModule), *_OF_MODULES, *_OF_TORCH_OPS}
 
 
 def files_of(name: str) -> dict[str, str]:
@@ -190,18 +215,25 @@ def files_of(name: str) -> dict[str, str]:
         TypeError: it is not a string.
     """
     check_name(name)
-    if keyword.iskeyword(name) or name in sys.stdlib_module_names:
+    if keyword.iskeyword(name) or name in sys.stdlib_module_names or hasattr(builtins, name):
         raise ValueError(f"name: {name!r} means something in Python already; choose another.")
     spec = importlib.util.find_spec(name)
-    if name in sys.modules or spec is not None:
-        where = f" ({spec.origin})" if spec is not None and spec.origin else ""
+    origin = spec.origin if spec is not None else None  # a folder that is no package has none
+    if name in sys.modules or origin:
+        where = f" ({origin})" if origin else ""
         raise ValueError(
             f"name: there is a Python module {name!r} already{where}, and {name}.py would hide it; "
             "choose another."
         )
+    if name in _meant():
+        raise ValueError(
+            f"name: {name!r} means something else in the generated files or on a compiled module; "
+            "choose another."
+        )
     members = ", ".join(sorted([name, "module", "reference"], key=lambda m: (m.islower(), m)))
+    put = {"NAME": name, "MEMBERS": members}
     return {
-        file.format(name=name): text.replace("MEMBERS", members).replace("NAME", name)
+        file.format(name=name): re.sub("|".join(put), lambda found: put[found[0]], text)
         for file, text in _FILES.items()
     }
 
@@ -241,5 +273,6 @@ def new(
     out = console()
     for path in paths:
         out.print(f"wrote {path}", markup=False)
-    out.print(f"try: python -m pytest {paths[-1]}", markup=False)
-    out.print(f"then: jitquant watch {paths[0]} -- python -m pytest {paths[-1]}", markup=False)
+    source, test = (shlex.quote(str(path)) for path in (paths[0], paths[-1]))
+    out.print(f"try: python -m pytest {test}", markup=False)
+    out.print(f"then: jitquant watch {source} -- python -m pytest {test}", markup=False)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 import jitquant
+from jitquant.cli.new import _OF_MODULES, _meant, files_of
 from jitquant.loader import NvrtcNotFoundError
+from jitquant.loader.module import CudaModule
 
 from .conftest import Run
 
@@ -93,6 +97,7 @@ def test_on_a_gpu_nothing_is_skipped(run: Run, tmp_path: Path) -> None:
         ("no-dash", "expected a C identifier"),
         ("class", "means something in Python already"),
         ("json", "means something in Python already"),
+        ("float", "means something in Python already"),
         ("torch", "there is a Python module 'torch' already ("),
     ],
 )
@@ -101,6 +106,53 @@ def test_names_that_cannot_be(run: Run, tmp_path: Path, name: str, said: str) ->
     assert done.code == 1
     assert said in done.err
     assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("module", "SOURCE", "DTYPES", "needs_gpu", "x", "s", "dtype", "_"),
+        *("NvccNotFoundError", "test_the_reference_by_hand", "typed"),
+        *("prim", "name", "higher_order", "load_library"),
+        *("key", "archs", "path", "library", "extension_name", "_functions"),
+    ],
+)
+def test_names_that_mean_something_else_there(run: Run, tmp_path: Path, name: str) -> None:
+    done = run("new", name, "--dir", tmp_path / "mine")
+    assert done.code == 1
+    assert f"name: {name!r} means something else in the generated files" in done.err
+    assert {"reference", "samples"} < _meant()  # which are modules of these tests, too
+    assert not (tmp_path / "mine").exists()
+
+
+def test_all_attributes_of_a_module_are_among_them(tmp_path: Path) -> None:
+    module = CudaModule(
+        "n", extension_name="n", key="0", archs=(), path=tmp_path, functions={}, library=MagicMock()
+    )
+    assert {n for n in vars(module) if not n.startswith("__")} == set(_OF_MODULES)
+
+
+def test_other_names_are_put_as_they_are() -> None:
+    for name in ("NAME", "MY_NAME", "MEMBERS", "match", "double"):
+        test = files_of(name)[f"test_{name}.py"]
+        (found,) = re.findall(rf"^from {name} import (.*)$", test, re.MULTILINE)
+        assert sorted(found.split(", ")) == sorted([name, "module", "reference"])
+
+
+def test_a_folder_of_that_name_is_no_module(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "halve").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert run("new", "halve", "--dir", tmp_path / "mine").code == 0
+
+
+def test_the_commands_that_it_prints_can_be_pasted(run: Run, tmp_path: Path) -> None:
+    mine = tmp_path / "my kernels"
+    lines = run("new", "halve", "--dir", mine).out.splitlines()
+    pytest_words = ["python", "-m", "pytest", str(mine / "test_halve.py")]
+    watch_words = ["jitquant", "watch", str(mine / "halve.cu"), "--", *pytest_words]
+    assert [shlex.split(line)[1:] for line in lines[-2:]] == [pytest_words, watch_words]
 
 
 def test_nothing_is_overwritten(run: Run, tmp_path: Path) -> None:

@@ -247,6 +247,36 @@ def test_the_cache(no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "it is on nfs, which other machines write to" in one(found, "cache", "note").text
 
 
+@pytest.mark.parametrize(
+    ("number", "state", "said"),
+    [
+        (errno.ENOENT, "error", "cache: [Errno 2] No such file or directory."),
+        (errno.EROFS, "warning", "cannot be written to: every process builds for itself"),
+    ],
+)
+def test_a_cache_that_cannot_be_made(
+    no_trial: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    state: str,
+    said: str,
+) -> None:
+    def refuse(prefix: str, dir: Path) -> str:
+        assert dir == tmp_path
+        raise OSError(number, os.strerror(number), f"{dir}/{prefix}")
+
+    loader = new_loader(tmp_path / "not" / "cache")
+    examine(loader)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(module.tempfile, "mkdtemp", refuse)
+    found = examine(loader)
+    assert said in one(found, "cache", state).text
+    assert "JITQUANT_CACHE_DIR" in one(found, "cache", state).fix
+    assert of(found, "cache", "ok") == []
+    assert found.works == (state == "warning")
+
+
 def test_who_is_building_is_named(no_trial: None, tmp_path: Path) -> None:
     loader = new_loader(tmp_path / "cache")
     cache = loader.cache()

@@ -6,18 +6,21 @@ Each check returns findings; a problem has a fix. Nothing is changed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import os
 import platform
 import re
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CompileError, LoaderError, extra
@@ -50,6 +53,8 @@ OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 #: The state, the text and the fix of a finding.
 _Said = tuple[str, str] | tuple[str, str, str]
 _LITTLE_SPACE = 1 << 30
+#: With these the loader builds in a temporary directory.
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True)
@@ -322,6 +327,7 @@ def _about_cache(loader: Loader) -> Iterator[_Said]:
     place = root
     while not place.exists():
         place = place.parent
+    refused = None if exists else _refusal(place)
     if exists:
         builds = stored(cache)
         size = sum(build.size for build in builds) / (1 << 20)
@@ -330,13 +336,16 @@ def _about_cache(loader: Loader) -> Iterator[_Said]:
             f"{root}, mode {stat.S_IMODE(place.stat().st_mode):04o}: {len(builds)} builds, "
             f"{size:.1f} MiB",
         )
-    else:
+    elif refused is None:
         yield OK, f"{root}: the first build creates it"
-    if not os.access(place, os.W_OK | os.X_OK):
+    elif refused.errno not in _READ_ONLY:
+        yield ERROR, *_split(str(cache.explain_os_error(refused)))
+        return
+    if refused is not None or not os.access(place, os.W_OK | os.X_OK):
         yield (
             WARNING,
             f"{place} cannot be written to: every process builds for itself, in a temporary "
-            "directory",
+            "directory, and `jitquant build` refuses to",
             "Set JITQUANT_CACHE_DIR to a directory of your own.",
         )
     elif exists and not has_locks(root):
@@ -359,6 +368,15 @@ def _about_cache(loader: Loader) -> Iterator[_Said]:
             f"{free / (1 << 20):.0f} MiB are free there",
             "Free some: `jitquant cache prune --max-size 500M`.",
         )
+
+
+def _refusal(place: Path) -> OSError | None:
+    """What the system says when a directory is made in ``place``; ``None`` if it makes one."""
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix="jitquant-", dir=place))
+    except OSError as error:
+        return OSError(error.errno, error.strerror)  # without a name that nobody has chosen
+    return None
 
 
 def _about_bundles() -> Iterator[_Said]:
