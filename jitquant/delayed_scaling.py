@@ -62,6 +62,8 @@ class DelayedScaling:
             raise TypeError(
                 f"dtype: expected torch.float8_e4m3fn or torch.float8_e5m2, got {dtype}"
             )
+        num_tensors = _checks.integer(num_tensors, "num_tensors")
+        window, margin = _checks.integer(window, "window"), _checks.integer(margin, "margin")
         for name, value in (("num_tensors", num_tensors), ("window", window)):
             if value < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {value}")

@@ -127,6 +127,10 @@ def test_state_dict() -> None:
             TypeError,
             r"dtype: expected torch\.float8_e4m3fn or torch\.float8_e5m2, got torch\.int8",
         ),
+        ({"num_tensors": "2"}, TypeError, "num_tensors: expected an int, got str"),
+        ({"window": 1.5}, TypeError, r"window: expected an int, got float.*int\(window\)"),
+        ({"margin": None}, TypeError, "margin: expected an int, got NoneType"),
+        ({"margin": 0.5}, TypeError, r"margin: expected an int, got float.*int\(margin\)"),
         ({"margin": 100}, ValueError, "margin: expected an integer from -64 to 64, got 100"),
     ],
 )

@@ -52,7 +52,7 @@ def nvfp4_grouped_linear(
             y[begin:end] = _times(values[begin:end], w_fp4, w_sf, w_gsa, expert)
         begin = end
     if x_gsa is not None:
-        y = y * x_gsa.reshape(-1, 1)
+        y[:begin] *= x_gsa.reshape(-1, 1)[:begin]  # past the last end it may be anything
     if dtype is None:
         dtype = x.dtype if x_sf is None else torch.bfloat16
     return (y.to(dtype),)

@@ -8,6 +8,7 @@ TypeError, anything else a ValueError.
 from __future__ import annotations
 
 import math
+import operator
 from numbers import Real
 from typing import Any, SupportsFloat, SupportsIndex
 
@@ -36,6 +37,17 @@ def shape_text(t: Tensor) -> str:
     return str(tuple(t.shape))
 
 
+def kind_of(value: object) -> str:
+    """What an error says was given in place of a tuple, or of one of another length."""
+    count = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    return f"{type(value).__name__}{count}"
+
+
+def shown(value: object) -> str:
+    """What an error says was given: a number, or else its type."""
+    return str(value) if isinstance(value, (int, float)) else type(value).__name__
+
+
 SCALARS: dict[str, tuple[Any, str, str]] = {
     "int": ((int, SupportsIndex), "an int", ". Convert it with int({name})"),
     "float": ((int, float, SupportsFloat), "a number", ". Convert it with float({name})"),
@@ -61,7 +73,19 @@ def wrong_scalar(value: object, name: str, kind: str, choices: tuple[str, ...] =
     )
 
 
-def as_tensor(value: Any, name: str) -> Tensor:
+def integer(value: Any, name: str) -> Any:
+    """``value`` as Python's own int, which a result may keep; a symbolic one as it is."""
+    if isinstance(value, torch.SymInt) or is_dynamo_compiling():  # which traces no index of NumPy's
+        return value
+    if isinstance(value, Tensor) and not is_number(value):
+        raise wrong_scalar(value, name, "int")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise wrong_scalar(value, name, "int") from None
+
+
+def as_tensor(value: Any, name: str, *, is_written: bool = False) -> Tensor:
     """``value`` as a tensor on a device that there are kernels for.
 
     Anything that has ``__dlpack__`` (a CuPy or NumPy array) becomes a tensor of the same memory.
@@ -80,6 +104,12 @@ def as_tensor(value: Any, name: str) -> Tensor:
                 f"{name}: expected an array without negative strides, got {type(value).__name__} "
                 f"with strides {strides}. Call {name}.copy()"
             )
+        # Through DLPack, PyTorch takes a read-only array for one that it may write to.
+        if is_written and not getattr(getattr(value, "flags", None), "writeable", True):
+            raise ValueError(
+                f"{name}: expected a writable array, as it is written in place, got a read-only "
+                f"{type(value).__name__}. Pass a copy, such as {name}.copy()"
+            )
         try:
             tensor = from_dlpack(value)
         except (BufferError, RuntimeError) as error:
@@ -93,9 +123,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
             f"{name}: expected this rank's tensor, got a DTensor. Pass {name}.to_local(), and "
             "process_group=mesh.get_group() if ranks share an amax"
         )
-    # Dynamo cannot trace .layout in a backward.
-    if not is_dynamo_compiling():
-        strided(tensor, name)
+    dense(tensor, name)
     if tensor.device.type not in DEVICES:
         raise ValueError(
             f"{name}: expected a tensor on cpu or cuda, got one on {tensor.device}. Move it with "
@@ -166,6 +194,19 @@ def strided(t: Tensor, name: str) -> None:
             f"{name}: expected layout torch.strided, got {t.layout}. Convert it with "
             f"{name}.to_dense()"
         )
+
+
+def dense(t: Tensor, name: str) -> None:
+    """A tensor is neither sparse nor nested, which the dispatcher has no op for."""
+    if is_dynamo_compiling():  # Dynamo cannot trace .layout in a backward
+        return
+    if t.is_nested:
+        raise TypeError(
+            f"{name}: expected one tensor of layout torch.strided, got a nested tensor. Convert it "
+            f"with {name}.to_padded_tensor(0.0)"
+        )
+    if t.layout != torch.strided:
+        strided(t, name)  # whose words the bindings have too
 
 
 def input_tensor(t: Tensor, name: str, min_dim: int = 1, shape: str = "(..., N)") -> None:
@@ -388,6 +429,7 @@ def tensor_out(out: object) -> None:
     """The buffer for a result that is one tensor is a tensor."""
     if not isinstance(out, Tensor):
         raise TypeError(f"out: expected a torch.Tensor to write to, got {type(out).__name__}")
+    dense(out, "out")
 
 
 def out_parts(parts: dict[str, object], maker: str) -> None:
@@ -403,6 +445,7 @@ def out_parts(parts: dict[str, object], maker: str) -> None:
                 f"{name}: expected a torch.Tensor to write to, got {type(part).__name__}. {maker} "
                 "makes buffers that fit"
             )
+        dense(part, name)
 
 
 def out_tensor(

@@ -206,7 +206,7 @@ def quantized_both(
         if out is not None:
             if not isinstance(out, tuple) or len(out) != 2:
                 raise TypeError(
-                    f"out: expected a tuple of two QuantizedTensors, got {type(out).__name__}"
+                    f"out: expected a tuple of two QuantizedTensors, got {_checks.kind_of(out)}"
                 )
             shape, dtype = tuple(tensors[0].shape), done["dtype"]
             _check_buffers(op, out[0], "out[0]", form, shape, dtype, False)

@@ -28,7 +28,7 @@ from jitquant.formats import (
     scales_shape,
 )
 from jitquant.numerics import fp8 as numerics
-from jitquant.ops import _checks_fp8, sources
+from jitquant.ops import _checks, _checks_fp8, sources
 from jitquant.ops._results import (
     BUFFERS,
     fitting,
@@ -442,6 +442,8 @@ def quantize_per_token_group(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    if type(group_size) is not int:
+        group_size = _checks.integer(group_size, "group_size")
     format = "int8_group" if dtype == torch.int8 else "fp8_group"
     form = (format, (1, group_size), scale_format, scale_layout, recipe)
     is_rotated = rotate != "none" or rope is not None or signs is not None or interleaved
@@ -498,6 +500,8 @@ def swiglu_quantize_per_token_group(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    if type(group_size) is not int:
+        group_size = _checks.integer(group_size, "group_size")
     format = "int8_group" if dtype == torch.int8 else "fp8_group"
     form = (format, (1, group_size), scale_format, scale_layout, recipe)
     done = SWIGLU_PER_TOKEN_GROUP.into(
@@ -553,6 +557,8 @@ def rmsnorm_quantize_per_token_group(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    if type(group_size) is not int:
+        group_size = _checks.integer(group_size, "group_size")
     format = "int8_group" if dtype == torch.int8 else "fp8_group"
     form = (format, (1, group_size), scale_format, scale_layout, recipe)
     done = RMSNORM_PER_TOKEN_GROUP.into(
@@ -655,6 +661,8 @@ def quantize_per_token_group_both(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    if type(group_size) is not int:
+        group_size = _checks.integer(group_size, "group_size")
     format = "int8_group" if dtype == torch.int8 else "fp8_group"
     form = (format, (1, group_size), scale_format, scale_layout, recipe)
     done = QUANTIZE_PER_TOKEN_GROUP_BOTH.into(
@@ -730,6 +738,8 @@ def _pair(block: Sequence[int]) -> tuple[int, int]:
     pair = tuple(block) if isinstance(block, Sequence) else ()
     if len(pair) != 2:
         raise ValueError(f"block: expected rows and columns, such as (128, 128), got {block!r}")
-    if not (hasattr(pair[0], "__index__") and hasattr(pair[1], "__index__")):
-        raise TypeError(f"block: expected two ints, such as (128, 128), got {block!r}")
-    return pair
+    try:
+        return _checks.integer(pair[0], "block"), _checks.integer(pair[1], "block")
+    except TypeError:
+        text = f"block: expected two ints, such as (128, 128), got {block!r}"
+        raise TypeError(text) from None

@@ -376,7 +376,8 @@ def nvfp4_experts(
         x: (T, H), bfloat16 or float16, the last dimension contiguous.
         gate_up: (E, 2 I, H), up to 1024 experts, the I rows of gates before those of ups, packed
             along H with linear scales, and with one gsa or one for each row:
-            `jitquant.nn.stack_experts` of quantized weights.
+            `jitquant.nn.stack_experts` of quantized weights. H and I are multiples of 16: pad
+            weights with zeros if they are not.
         down: (E, H, I), the same.
         topk_ids: int32 or int64 (T, k), contiguous, k up to 64: the experts of each row. Values
             outside of 0 to E - 1 are ignored, such as -1 for experts of other processes.
@@ -390,8 +391,13 @@ def nvfp4_experts(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    _check_weight(gate_up, "gate_up")
-    _check_weight(down, "down")
+    for name, weight, size in (("gate_up", gate_up, "H"), ("down", down, "I")):
+        _check_weight(weight, name)
+        if weight.cols is not None and weight.cols % NVFP4_BLOCK:
+            raise ValueError(
+                f"{name}: expected H and I that are multiples of {NVFP4_BLOCK}, got "
+                f"{size}={weight.cols}. Pad the weights with zeros"
+            )
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
     arguments = {

@@ -345,8 +345,9 @@ def quantize_fp8(
         for name, value in lacks.items():
             if value is not None:
                 raise ValueError(
-                    f"{name}: expected None with granularity {granularity!r}, got a scale. Each "
-                    "group has its own. For a given scale use granularity 'tensor' or 'row'"
+                    f"{name}: expected None with granularity {granularity!r}, got "
+                    f"{_checks.shown(value)}. Each group has a scale and an amax of its own. With "
+                    f"{name} use granularity 'tensor' or 'row'"
                 )
         if amax_eps is not None:  # their functions call it eps
             if not isinstance(amax_eps, _checks.SCALARS["float"][0]):

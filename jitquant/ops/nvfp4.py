@@ -18,10 +18,11 @@ What they share:
   ``granularity="row"`` needs the latter, with the same rows on every rank. Not allowed together
   with a gsa. See ``docs/distributed.md``.
 - ``out``: an `NVFP4Tensor` whose buffers are written and which is returned. Where the result's gsa
-  would be the given tensor, ``out.gsa`` becomes that tensor. Buffers are contiguous and do not
-  overlap the inputs or each other; ``residual`` does not overlap ``x``. Inductor lacks
-  float4_e2m1fn_x2 on the CPU: a graph compiled for the CPU cannot write twice to the same buffers
-  and use both results. Return the results instead.
+  would be the given tensor, ``out.gsa`` becomes that tensor. No call writes to it: one that would
+  gives ``out`` a gsa of its own. Buffers are contiguous and do not overlap the inputs or each
+  other; ``residual`` does not overlap ``x``. Inductor lacks float4_e2m1fn_x2 on the CPU: a graph
+  compiled for the CPU cannot write twice to the same buffers and use both results. Return the
+  results instead.
 - Nothing is differentiable: no result requires grad.
 
 Errors: TypeError for a wrong type or dtype; ValueError for a shape, stride, device, number or name
@@ -479,6 +480,8 @@ def chosen(
     if isinstance(given, Tensor):
         if granularity not in GRANULARITIES:
             one_of("granularity", granularity, GRANULARITIES)
+        if given.requires_grad:  # it becomes the gsa of a result
+            given = given.detach()
         return family.given, None, given, "tensor" if given.numel() == 1 else "row"
     return family.computed, given, None, "tensor"  # the op says whether granularity is a name
 
@@ -497,7 +500,7 @@ def fitting(op: Op, form: Form, gsa: Tensor | None, out: NVFP4Tensor | None) -> 
         type(out) is NVFP4Tensor
         and out.scale_layout == scale_layout
         and out.dim == dim
-        and (gsa is not None or out.granularity == granularity)
+        and (gsa is not None or (out.granularity == granularity and out.gsa is not out._taken))
         and out.cols == cols
         and (out.inv_rms is None or op.inv_rms)
     )
@@ -519,16 +522,21 @@ def quantized(
     if isinstance(done, dict):
         tensors = op.tensors(done)
         form = (tensors[0], *form[1:])  # perhaps an array of another library before
-        if out is not None:
+        if out is None:
+            done = op.dispatched(tensors)
+        else:
             _check_buffers(op, form, gsa, out)
-        done = op.dispatched(tensors, () if out is None else op.buffers_of(out))
+            own = out.gsa if gsa is not None else out._written_gsa()
+            buffers = [own if part == "gsa" else getattr(out, part) for part in op.parts]
+            done = op.dispatched(tensors, buffers)
+            out.gsa = own
     x, cols, dim, scale_layout, granularity, recipe = form
     if done is None and out is not None:
         out.recipe = recipe
         if gsa is not None:
-            out.gsa, out.granularity = gsa, granularity
+            out.gsa, out.granularity, out._taken = gsa, granularity, gsa
         return out
-    return NVFP4Tensor(
+    q = NVFP4Tensor(
         done[0],
         done[1],
         done[2] if gsa is None else gsa,
@@ -539,6 +547,9 @@ def quantized(
         recipe,
         dim,
     )
+    if gsa is not None:
+        q._taken = gsa
+    return q
 
 
 def _check_buffers(op: Op, form: Form, gsa: Tensor | None, out: NVFP4Tensor) -> None:
@@ -603,6 +614,8 @@ def _by_recipe(
         FP32.check("gsa", given)
         _checks.gsa_tensor(given, _checks.row_count(x.shape[:-1]), x, "x")
         amax = given.contiguous()
+        if isinstance(out, NVFP4Tensor) and amax is out.gsa:
+            amax = amax.clone()  # it is read while out.gsa is written
         one_of("granularity", arguments["granularity"], GRANULARITIES)
         arguments["granularity"] = "tensor" if amax.numel() == 1 else "row"
     arguments["amax"] = amax
@@ -665,9 +678,9 @@ def _norm_over(
     if arguments.get("residual") is not None:
         arguments["x"] = arguments["residual"]  # what was normalized
     arguments |= {"amax": amax, "inv_rms": inv_rms}
-    buffers = None if out is None else replace(out, inv_rms=None)
+    buffers = None if out is None else replace(out, inv_rms=None, gsa=out._written_gsa())
     q = _call(family.from_amax, arguments, form, buffers)
     if out is None:
         return replace(q, inv_rms=inv_rms)
-    out.recipe = arguments["recipe"]
+    out.recipe, out.gsa = arguments["recipe"], q.gsa
     return out

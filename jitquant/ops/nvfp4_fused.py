@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from jitquant.formats import NVFP4_DIVISOR, DeinterleaveOp, Granularity, Recipe, ScaleLayout
-from jitquant.ops import sources
+from jitquant.ops import _checks, sources
 from jitquant.ops.nvfp4 import chosen, family_of, fitting, over, quantized
 from jitquant.ops.parts import PARTS, Part, held, part_for_residual
 from jitquant.ops.schema import Op
@@ -112,6 +112,8 @@ def deinterleave_quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    if type(intermediate) is not int:
+        intermediate = _checks.integer(intermediate, "intermediate")
     of_gsa, number, given, covers = chosen(DEINTERLEAVE, gsa, granularity)
     form = (fused, intermediate, -1, scale_layout, covers, recipe)
     done = of_gsa.into(

@@ -314,22 +314,35 @@ def ragged_offsets(first_dims: Tensor, last_dims: Tensor | int) -> Tensor:
         TypeError, ValueError: an argument is not accepted.
     """
     first_dims = _checks.seen_as_tensor(first_dims, "first_dims")
-    last_dims = _checks.seen_as_tensor(last_dims, "last_dims")
-    for name, t in (("first_dims", first_dims), ("last_dims", last_dims)):
-        if name == "last_dims" and isinstance(t, int):
+    cols: Any = _checks.seen_as_tensor(last_dims, "last_dims")
+    if not isinstance(cols, (int, Tensor)) and hasattr(cols, "__index__"):
+        cols = _checks.integer(cols, "last_dims")
+    for name, t in (("first_dims", first_dims), ("last_dims", cols)):
+        if name == "last_dims" and isinstance(t, (int, torch.SymInt)):
             if t < 1:
                 raise ValueError(f"last_dims: expected a number of 1 or more, got {t}")
             continue
         if not isinstance(t, Tensor) or t.dtype not in (torch.int32, torch.int64):
-            given = t.dtype if isinstance(t, Tensor) else type(t).__name__
-            raise TypeError(f"{name}: expected a tensor of int32 or int64, got {given}")
+            raise _no_dims(name, t)
         if t.dim() != 1 or t.shape != first_dims.shape:
             wanted = "(G,)" if t is first_dims else f"{tuple(first_dims.shape)}, as of first_dims"
             raise ValueError(f"{name}: expected shape {wanted}, got shape {tuple(t.shape)}")
         _checks.same_device(t, name, first_dims, "first_dims")
     offsets = first_dims.new_zeros(first_dims.shape[0] + 1, dtype=torch.int64)
-    offsets[1:] = (first_dims.long() * last_dims).cumsum(0)
+    offsets[1:] = (first_dims.long() * cols).cumsum(0)
     return offsets
+
+
+def _no_dims(name: str, given: object) -> TypeError:
+    """The error of what is not the rows, or the columns, of matrices."""
+    expected = f"{name}: expected a tensor of int32 or int64"
+    if isinstance(given, Tensor):
+        return TypeError(f"{expected}, got {given.dtype}. Convert it with {name}.long()")
+    also, way_out = (", or a number", "int(last_dims) or ") if name == "last_dims" else ("", "")
+    return TypeError(
+        f"{expected}{also}, got {type(given).__name__}. Convert it with {way_out}"
+        f"torch.as_tensor({name})"
+    )
 
 
 def quantize_ragged(

@@ -470,7 +470,7 @@ def quantize_nvfp4_both(
     if random_bytes is not None and (not isinstance(random_bytes, tuple) or len(random_bytes) != 2):
         raise TypeError(
             "random_bytes: expected a tuple of two tensors, for x and for its transpose, got "
-            f"{type(random_bytes).__name__}"
+            f"{_checks.kind_of(random_bytes)}"
         )
     if process_group is not None:
         _sharded.check_no_scale(process_group, gsa, "gsa")
@@ -498,10 +498,13 @@ def quantize_nvfp4_both(
         arguments["amax"], arguments["from_gsa_t"] = _given_pair(gsa, x, block)
     if out is not None:
         buffers = _both_buffers(out, x, scale_layout)
+        for name in () if gsa is None else ("amax", "from_gsa_t"):
+            if any(arguments[name] is part.gsa for part in out):
+                arguments[name] = arguments[name].clone()  # it is read while theirs is written
         if QUANTIZE_BOTH.direct(arguments, buffers) is NotImplemented:
             QUANTIZE_BOTH.dispatched(QUANTIZE_BOTH.tensors(arguments), buffers)
-        for part in out:
-            part.recipe = "te"
+        for part, own in zip(out, buffers[2::3], strict=True):
+            part.recipe, part.gsa = "te", own
         return out
     first, scales, gsa_out, second, scales_t, gsa_t = QUANTIZE_BOTH.made(arguments)
     rows, cols = x.shape
@@ -545,7 +548,7 @@ def _given(gsa: object, x: Tensor) -> Tensor:
 def _both_buffers(out: object, x: Tensor, scale_layout: str) -> tuple[Tensor, ...]:
     """The buffers of two results, if these have their form; the op looks at the tensors."""
     if not isinstance(out, tuple) or len(out) != 2:
-        raise TypeError(f"out: expected a tuple of two NVFP4Tensors, got {type(out).__name__}")
+        raise TypeError(f"out: expected a tuple of two NVFP4Tensors, got {_checks.kind_of(out)}")
     buffers: tuple[Tensor, ...] = ()
     shapes = (tuple(x.shape), tuple(x.shape)[::-1])
     for i, (part, shape) in enumerate(zip(out, shapes, strict=True)):
@@ -558,7 +561,7 @@ def _both_buffers(out: object, x: Tensor, scale_layout: str) -> tuple[Tensor, ..
             {"shape": shape, "dim": -1, "scale_layout": scale_layout, "granularity": "tensor"},
             {"inv_rms": False},
         )
-        buffers = (*buffers, part.x_fp4, part.x_sf, part.gsa)
+        buffers = (*buffers, part.x_fp4, part.x_sf, part._written_gsa())
     return buffers
 
 
@@ -615,7 +618,7 @@ def quantize_mxfp4(
         x_fp4, x_sf = QUANTIZE_MXFP4.made(arguments)
         return x_fp4, x_sf
     if not isinstance(out, tuple) or len(out) != 2:
-        raise TypeError(f"out: expected a tuple of x_fp4 and x_sf, got {type(out).__name__}")
+        raise TypeError(f"out: expected a tuple of x_fp4 and x_sf, got {_checks.kind_of(out)}")
     if QUANTIZE_MXFP4.direct(arguments, out) is NotImplemented:
         tensors = QUANTIZE_MXFP4.tensors(arguments)
         for buffer in out:

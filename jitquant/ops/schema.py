@@ -605,7 +605,8 @@ class Op:
             if optional and value is None:
                 seen.append(None)
             elif kind == "Tensor":
-                tensor = _checks.as_tensor(value, label)
+                is_written = label == "residual" and "!" in self.arguments
+                tensor = _checks.as_tensor(value, label, is_written=is_written)
                 if isinstance(self.accepts.get(label), Values) and not tensor.is_contiguous():
                     tensor = _checks.with_columns(tensor)
                 seen.append(tensor)

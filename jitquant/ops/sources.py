@@ -137,11 +137,9 @@ def rotated_arguments(
             "columns rope pairs"
         )
     pair: Any = (None, None) if rope is None else rope
-    is_several = isinstance(pair, (tuple, list))
-    if not (is_several and len(pair) == 2):
-        many = f" of {len(pair)}" if is_several else ""
+    if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
         raise TypeError(
-            f"rope: expected a pair of tensors, cos and sin, got {type(pair).__name__}{many}"
+            f"rope: expected a pair of tensors, cos and sin, got {_checks.kind_of(pair)}"
         )
     cos, sin = pair
     for name, given in (("cos", cos), ("sin", sin), ("signs", signs)):

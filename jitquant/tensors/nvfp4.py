@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -72,6 +72,12 @@ class NVFP4Tensor(Parts):
 
     _TENSORS: ClassVar[tuple[str, ...]] = ("x_fp4", "x_sf", "gsa", "inv_rms")
     _CODES: ClassVar[str] = "x_fp4"
+    _taken = cast("Tensor | None", None)
+    """A caller's tensor that became gsa as it was, so no call writes to it; not a field."""
+
+    def _written_gsa(self) -> Tensor:
+        """gsa as a call may write it: a new buffer where it is a caller's tensor."""
+        return torch.empty_like(self.gsa) if self.gsa is self._taken else self.gsa
 
     @classmethod
     def empty(
@@ -285,13 +291,15 @@ class NVFP4Tensor(Parts):
                     "rows quantize with scale_layout='linear', or slice before quantizing"
                 )
             x_sf = self.x_sf[first : first + ceil_to(last - first, SWIZZLE_ROWS)]
-        return replace(
+        q = replace(
             self,
             x_fp4=self.x_fp4[start:stop],
             x_sf=x_sf,
             gsa=self.gsa[first:last] if self.granularity == "row" else self.gsa,
             inv_rms=None if self.inv_rms is None else self.inv_rms[first:last],
         )
+        q._taken = q.gsa if self.gsa is self._taken else None
+        return q
 
     def _slice_packed(self, start: int, stop: int, size: int) -> NVFP4Tensor:
         if start % NVFP4_BLOCK or (stop % NVFP4_BLOCK and stop != size):
@@ -305,12 +313,14 @@ class NVFP4Tensor(Parts):
             )
         first, last = start // NVFP4_BLOCK, ceil_to(stop, NVFP4_BLOCK) // NVFP4_BLOCK
         width = NVFP4_BLOCK // CODES_PER_BYTE
-        return replace(
+        q = replace(
             self,
             x_fp4=self.x_fp4[first * width : last * width],
             x_sf=self.x_sf[first:last],
             cols=stop - start,
         )
+        q._taken = self._taken
+        return q
 
     def validate(self, name: str = "q") -> None:
         """Checks that the parts fit together: dtypes, shapes, devices.

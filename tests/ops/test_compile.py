@@ -8,7 +8,7 @@ from samples import randn
 from torch import Tensor, nn
 
 import jitquant
-from jitquant import QuantizedActivation
+from jitquant import NVFP4Tensor, QuantizedActivation
 
 pytestmark = pytest.mark.usefixtures("_fresh_compiler")
 
@@ -192,3 +192,20 @@ def test_export() -> None:
     assert isinstance(got, QuantizedActivation)
     assert_same(got, jitquant.quantize_nvfp4(x, granularity="row"))
     assert torch.ops.jitquant.quantize_nvfp4.default in {n.target for n in program.graph.nodes}
+
+
+def test_a_given_gsa_is_not_written() -> None:
+    x, gsa = randn(4, 48), torch.tensor([0.01])
+
+    def twice(x: Tensor, gsa: Tensor, out: NVFP4Tensor) -> tuple[NVFP4Tensor, Tensor]:
+        q = jitquant.quantize_nvfp4(x, gsa)
+        jitquant.quantize_nvfp4(x, out=q)
+        return jitquant.quantize_nvfp4(x, out=out), q.gsa
+
+    compiled = torch.compile(twice, fullgraph=True, backend="aot_eager")
+    out, want = jitquant.quantize_nvfp4(x, gsa), jitquant.quantize_nvfp4(x)
+    got, own = compiled(x, gsa, out)
+    assert got is out
+    assert torch.equal(out.dequantize(), want.dequantize())
+    assert torch.equal(own, want.gsa)
+    assert torch.equal(gsa, torch.tensor([0.01]))

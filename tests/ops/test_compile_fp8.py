@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from samples import byte_view, randn
@@ -98,6 +99,15 @@ def test_numbers_that_change() -> None:
     compiled = torch.compile(f, fullgraph=True, backend="eager")
     for scale, cols in ((0.5, 3), (2.0, 5), (0.25, 7)):
         assert same(compiled(scale, cols), f(scale, cols))
+
+
+def test_ints_of_numpy() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        q = jitquant.deinterleave_quantize_nvfp4(x, np.int64(16))  # type: ignore[arg-type]
+        return jitquant.quantize_per_token_group(x, np.int64(16)).scale_inv, q.x_sf_bytes
+
+    x = randn(4, 32)
+    assert same(torch.compile(f, fullgraph=True, backend="eager")(x), f(x))
 
 
 @pytest.mark.slow

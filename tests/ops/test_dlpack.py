@@ -61,3 +61,26 @@ def test_what_is_reversed() -> None:
     with pytest.raises(ValueError, match="x: expected an array without negative strides, got nd"):
         jitquant.quantize_nvfp4(array)
     assert jitquant.quantize_nvfp4(array.copy()).shape == (2, 16)
+
+
+def test_what_may_only_be_read_is_not_written() -> None:
+    """To write to it would end the process, or change what Python takes for constant."""
+    x, weight = np.ones((2, 16), np.float32), np.ones(16, np.float32)
+    constant = np.frombuffer(x.tobytes(), np.float32).reshape(2, 16)
+    calls: tuple[Any, ...] = (
+        jitquant.rmsnorm_quantize_nvfp4,
+        jitquant.rmsnorm_quantize_fp8,
+        jitquant.rmsnorm_quantize_per_token_group,
+    )
+    for call in calls:
+        with pytest.raises(
+            ValueError,
+            match=r"residual: expected a writable array, as it is written in place, got a "
+            r"read-only ndarray\. Pass a copy, such as residual\.copy\(\)",
+        ):
+            call(x, weight, residual=constant)
+    assert (constant == 1).all()
+    assert jitquant.quantize_nvfp4(constant).shape == (2, 16)
+    q = jitquant.quantize_nvfp4(x, np.frombuffer(weight.tobytes(), np.float32)[:1])
+    jitquant.quantize_nvfp4(x * 2, out=q)  # whose gsa is a buffer of its own then
+    assert torch.equal(q.gsa, jitquant.amax_gsa(x * 2))

@@ -110,6 +110,22 @@ def test_error(name: str) -> None:
     check_case(name, CASES[name])
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([samples.randn(4, 32)] * 2, layout=layout)
+    calls: dict[str, Any] = {
+        "x": lambda: J.quantize_fp8(nested),
+        "out": lambda: J.quantize_fp8(samples.randn(4, 32)).dequantize(out=nested),
+    }
+    for name, call in calls.items():
+        with pytest.raises(
+            TypeError,
+            match=rf"{name}: expected one tensor .* got a nested tensor.*{name}\.to_padded_tensor",
+        ):
+            call()
+
+
 def test_a_refused_call_writes_nothing() -> None:
     x, out = samples.randn(4, 32), QuantizedTensor.empty((4, 32))
     for part in (out.data, out.stored_scales, out.amax):

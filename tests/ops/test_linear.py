@@ -227,3 +227,14 @@ def test_a_first_call_waits_for_the_dtype_of_its_result(
     # Nothing is checked yet: an invalid dtype is refused later.
     invalid = {"x": randn(17, 96), "w_fp4": w_fp4, "x_sf": None, "dtype": [1]}
     assert LINEAR.part(invalid) is None
+
+
+@pytest.mark.parametrize("ends", [[2, 5], [0, 0]])
+def test_rows_without_an_expert_have_no_gsa(ends: list[int]) -> None:
+    """What is left of a buffer may have any."""
+    weight = jitquant.nn.stack_experts([jitquant.quantize_weight_nvfp4(randn(32, 48))] * 2)
+    x = jitquant.quantize_nvfp4(randn(8, 48), granularity="row")
+    x.gsa[ends[-1] :] = torch.inf
+    y = jitquant.nvfp4_grouped_linear(x, weight, torch.tensor(ends))
+    assert y[ends[-1] :].eq(0).all()
+    assert y[: ends[-1]].isfinite().all()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from gpu.second_device import CASES
 from samples import randn
 
@@ -224,6 +225,80 @@ def test_out(name: str, gsa: Any, scale_layout: str) -> None:
         assert out.gsa is gsa
 
 
+@every_call
+@pytest.mark.parametrize(("gsa", "granularity"), [(None, "tensor"), (0.5, "tensor"), (None, "row")])
+def test_a_given_gsa_is_not_written(name: str, gsa: Any, granularity: Any) -> None:
+    """Not by a later call into the result, nor into a part of it."""
+    call, shape, _ = CALLS[name]
+    rows = int(np.prod(shape[:-1]))
+    granularity = granularity if rows > 1 else "tensor"
+    given = torch.linspace(0.01, 0.02, rows if granularity == "row" else 1)
+    before = given.clone()
+    out, other = call(gsa=given), call(gsa=given)
+    want = call(gsa=gsa, granularity=granularity)
+    assert call(gsa=gsa, granularity=granularity, out=out) is out
+    assert_same(out, want)
+    own = out.gsa
+    call(gsa=gsa, granularity=granularity, out=out)
+    assert out.gsa is own
+    call(gsa=given, out=out)
+    call(gsa=gsa, granularity=granularity, out=out)
+    if len(shape) > 1:
+        part = other[:1]
+        x = randn(*part.shape)
+        if part.inv_rms is None:
+            jitquant.quantize_nvfp4(x, gsa, granularity=part.granularity, out=part)
+    assert torch.equal(given, before)
+    assert torch.equal(other.gsa, before)
+
+
+def test_a_gsa_of_a_weight_is_not_written() -> None:
+    w, gsa = randn(32, 24), torch.tensor([0.01])
+    for dim in (-1, 0):
+        q = jitquant.quantize_weight_nvfp4(w, gsa=gsa, dim=dim)
+        whole, want = q[:16], jitquant.quantize_weight_nvfp4(w[:16], dim=dim)
+        jitquant.quantize_weight_nvfp4(w[:16], dim=dim, out=whole)
+        assert_same(whole, want)
+        jitquant.quantize_weight_nvfp4(w, dim=dim, out=q)
+    assert torch.equal(gsa, torch.tensor([0.01]))
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+@pytest.mark.parametrize("name", ["quantize", "rmsnorm"])
+def test_a_given_gsa_is_not_written_over_a_group(name: str) -> None:
+    call, _, _ = CALLS[name]
+    gsa = torch.tensor([0.01])
+    out, want = call(gsa=gsa), call(granularity="tensor")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        call(granularity="tensor", process_group=dist.group.WORLD, out=out)
+    finally:
+        dist.destroy_process_group()
+    assert_same(out, want)
+    assert torch.equal(gsa, torch.tensor([0.01]))
+
+
+def test_a_refused_call_leaves_a_given_gsa() -> None:
+    x, gsa = randn(4, 32), torch.tensor([0.01])
+    q = jitquant.quantize_nvfp4(x, gsa)
+    with pytest.raises(ValueError, match="divisor"):
+        jitquant.quantize_nvfp4(x, divisor=-1.0, out=q)
+    assert q.gsa is gsa
+
+
+def test_a_given_gsa_is_not_written_by_a_direct_call(direct: list[str]) -> None:
+    x, gsa = randn(4, 32), torch.tensor([0.01])
+    q = jitquant.quantize_nvfp4(x, gsa)
+    want = jitquant.quantize_nvfp4(x)
+    direct.clear()
+    jitquant.quantize_nvfp4(x, out=q)
+    assert direct == []
+    assert_same(q, want)
+    jitquant.quantize_nvfp4(x, out=q)
+    assert direct == ["quantize_nvfp4"]
+    assert torch.equal(gsa, torch.tensor([0.01]))
+
+
 @pytest.mark.parametrize("dim", [-1, 0])
 @pytest.mark.parametrize("block", ["1x16", "16x16"])
 @pytest.mark.parametrize("gsa", [None, 0.01, "tensor"])
@@ -369,11 +444,15 @@ def test_nothing_requires_grad(grad: bool) -> None:
             *parts_of(jitquant.quantize_nvfp4(x)),
             *parts_of(jitquant.rmsnorm_quantize_nvfp4(x, weight)),
             jitquant.amax_gsa(x),
-            jitquant.quantize_nvfp4(x, gsa).x_sf,
+            *parts_of(jitquant.quantize_nvfp4(x, gsa)),
+            *parts_of(jitquant.quantize_nvfp4(x, gsa, out=QuantizedActivation.empty((4, 48)))),
+            *parts_of(jitquant.quantize_nvfp4(x, gsa, rotate="16")),
+            *parts_of(jitquant.rmsnorm_quantize_nvfp4(x, weight, gsa=gsa)),
             jitquant.dequantize_nvfp4(*parts_of(jitquant.quantize_nvfp4(x))),
             jitquant.quantize_nvfp4(x, gsa).dequantize(),
         ]
     assert not any(t.requires_grad for t in results)
+    assert jitquant.quantize_nvfp4(x, gsa).gsa.data_ptr() == gsa.data_ptr()
     (x * 2).sum().backward()
     assert torch.equal(x.grad, torch.full_like(x, 2))
 

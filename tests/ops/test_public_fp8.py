@@ -247,6 +247,26 @@ def test_numbers_of_other_libraries() -> None:
             assert torch.equal(byte_view(a), byte_view(b))
 
 
+def test_a_description_has_pythons_own_numbers() -> None:
+    x = randn(32, 64)
+    for sixteen in (torch.tensor(16), np.int64(16), np.array(16)):
+        block = (sixteen, sixteen)
+        results: tuple[Any, ...] = (
+            jitquant.quantize_per_token_group(x, sixteen),
+            jitquant.swiglu_quantize_per_token_group(x, sixteen),
+            jitquant.rmsnorm_quantize_per_token_group(x, torch.ones(64), sixteen),
+            *jitquant.quantize_per_token_group_both(x, sixteen),
+            jitquant.quantize_block(x, block),
+            *jitquant.quantize_block_both(x, block),
+        )
+        for q in results:
+            assert [type(n) for n in q.block] == [int, int]
+            assert q.block[1] == 16
+    q4 = jitquant.deinterleave_quantize_nvfp4(x, torch.tensor(32))
+    assert type(q4.cols) is int
+    assert q4.shape == (32, 32)
+
+
 def test_numpy_arrays() -> None:
     x = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
     assert same(jitquant.quantize_fp8(x), jitquant.quantize_fp8(torch.from_numpy(x)))
@@ -442,6 +462,12 @@ def test_offsets_of_matrices_in_a_buffer() -> None:
     of_rows = jitquant.quantize_ragged(x.view(9, 16), jitquant.ragged_offsets(rows, 1))
     of_elements = jitquant.quantize_ragged(x, jitquant.ragged_offsets(rows, 16))
     assert same(of_rows.data.flatten(), of_elements.data)
+
+
+def test_one_width_may_be_any_int() -> None:
+    rows = torch.tensor([2, 5])
+    for width in (np.int64(3), np.uint8(3)):
+        assert jitquant.ragged_offsets(rows, width).tolist() == [0, 6, 21]  # type: ignore[arg-type]
 
 
 def test_ragged_is_a_tensor_each() -> None:

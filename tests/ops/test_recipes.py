@@ -78,8 +78,8 @@ def test_buffers_that_do_not_fit() -> None:
 
     fits: Any = pair((32, 80), (80, 32))
     wrong: list[tuple[Any, type[Exception], str]] = [
-        (fits[0], TypeError, "out: expected a tuple of two NVFP4Tensors"),
-        (fits[:1], TypeError, "out: expected a tuple of two NVFP4Tensors"),
+        (fits[0], TypeError, "out: expected a tuple of two NVFP4Tensors, got NVFP4Tensor"),
+        (fits[:1], TypeError, "out: expected a tuple of two NVFP4Tensors, got tuple of 1"),
         ((fits[0], None), TypeError, r"out\[1\]: expected an NVFP4Tensor, got NoneType"),
         (
             pair((32, 80), (32, 80)),
@@ -130,6 +130,42 @@ def test_a_given_gsa_goes_with_a_recipe(gsa: Any) -> None:
     q = jitquant.quantize_nvfp4(x, rows, select="4over6_mae", e4m3_max=256)
     assert q.granularity == "row"
     assert torch.equal(q.gsa, rows)
+
+
+@pytest.mark.parametrize("rotate", ["none", "16"])
+def test_the_gsa_of_the_buffers_may_be_given(rotate: Any) -> None:
+    how: dict[str, Any] = {"rotate": rotate, "select": "4over6_mae"}
+    x, q = randn(32, 48), jitquant.quantize_nvfp4(randn(32, 48) * 2, **how)
+    gsa = q.gsa.clone()
+    want = jitquant.quantize_nvfp4(x, gsa, **how)
+    assert jitquant.quantize_nvfp4(x, q.gsa, **how, out=q) is q
+    assert torch.equal(q.dequantize(), want.dequantize())
+    both = jitquant.quantize_nvfp4_both(randn(32, 48) * 2)
+    for pick in ((0, 1), (1, 0)):
+        first, second = (both[i].gsa.clone() for i in pick)
+        wanted = jitquant.quantize_nvfp4_both(x, gsa=(first, second))
+        pair = (both[pick[0]].gsa, both[pick[1]].gsa)
+        jitquant.quantize_nvfp4_both(x, gsa=pair, out=both)
+        for part, other in zip(both, wanted, strict=True):
+            assert torch.equal(part.dequantize(), other.dequantize())
+    wanted = jitquant.quantize_nvfp4_both(x, gsa=both[1].gsa.clone())
+    jitquant.quantize_nvfp4_both(x, gsa=both[1].gsa, out=both)
+    for part, other in zip(both, wanted, strict=True):
+        assert torch.equal(part.dequantize(), other.dequantize())
+
+
+def test_a_given_gsa_is_not_written_by_a_recipe() -> None:
+    x, gsa = randn(32, 32), torch.tensor([0.01])
+    q = jitquant.quantize_nvfp4(x, gsa)
+    jitquant.quantize_nvfp4(x, rotate="16", out=q)
+    pair = (jitquant.quantize_nvfp4(x, gsa), jitquant.quantize_nvfp4(x, gsa))
+    jitquant.quantize_nvfp4_both(x * 3, out=pair)
+    assert torch.equal(gsa, torch.tensor([0.01]))
+    for got, want in (
+        (q, jitquant.quantize_nvfp4(x, rotate="16")),
+        *zip(pair, jitquant.quantize_nvfp4_both(x * 3), strict=True),
+    ):
+        assert torch.equal(got.dequantize(), want.dequantize())
 
 
 @pytest.mark.parametrize("rotate", ["none", "te"])
