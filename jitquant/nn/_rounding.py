@@ -103,14 +103,19 @@ def shared_gsa(weights: Sequence[Tensor], rounding: WeightRounding = "nearest") 
 
 
 def gsa_for(rounding: WeightRounding, least: Tensor, samples: Sequence[Tensor]) -> Tensor:
-    """`shared_gsa` from the largest gsa of the weights and, for "mse" and "gptq", rows of them."""
+    """`shared_gsa` from the largest gsa of the weights and, for "mse" and "gptq", rows of them.
+
+    A gsa is 0, or a normal number: files have its reciprocal.
+    """
+    least = torch.where(least == 0, least, least.clamp(min=torch.finfo(torch.float32).tiny))
     if rounding == "nearest":
         return least
     if rounding == "4over6":
         return least * (E4M3_MAX / _TOP)
-    values = [functional.pad(s.float(), (0, -s.shape[1] % NVFP4_BLOCK)) for s in samples]
+    power = _power(least)
+    values = [functional.pad(s.float(), (0, -s.shape[1] % NVFP4_BLOCK)) * power for s in samples]
     gsas = [least * 2.0 ** (i / _GSAS) for i in range(_GSAS)]
-    errors = [torch.stack([_noise(v, gsa) for v in values]).sum() for gsa in gsas]
+    errors = [torch.stack([_noise(v, gsa * power) for v in values]).sum() for gsa in gsas]
     return torch.stack(gsas)[torch.stack(errors).argmin()]
 
 
@@ -164,6 +169,15 @@ def sample(weight: Tensor, weights: int) -> Tensor:
     return weight[first.long()]
 
 
+def _power(gsa: Tensor) -> Tensor:
+    """The power of two that brings a gsa to 0.5 or more and below 1; products with it are exact.
+
+    Squares of weights times it neither overflow nor vanish.
+    """
+    usable = torch.where(gsa == 0, 1.0, gsa)
+    return torch.frexp(usable).mantissa / usable
+
+
 def _noise(values: Tensor, gsa: Tensor) -> Tensor:
     error = dequantized(*searched(values, gsa), gsa) - values
     return error.square().sum(dtype=torch.float64)
@@ -197,9 +211,10 @@ def searched(values: Tensor, gsa: Tensor, importance: Tensor | None = None) -> C
 
 
 def _searched(values: Tensor, gsa: Tensor, importance: Tensor | None) -> Codes:
-    x = values.view(values.shape[0], -1, NVFP4_BLOCK)
+    power = _power(gsa)
+    x = (values * power).view(values.shape[0], -1, NVFP4_BLOCK)
     weights = None if importance is None else importance.view(1, -1, NVFP4_BLOCK)
-    usable = torch.where(gsa == 0, 1.0, gsa)
+    usable = torch.where(gsa == 0, 1.0, gsa) * power
     sixth = torch.div(x.abs().amax(2), constant(E2M1_MAX, x))
     base = encode_e4m3(sixth / usable).view(torch.uint8).to(torch.int16)
     most = encode_e4m3(torch.full_like(gsa, E4M3_MAX)).view(torch.uint8)
@@ -284,7 +299,7 @@ def _inverse_factor(moment: Tensor) -> Tensor:
         if not bool(failed):
             break
     else:
-        raise ValueError("moment: expected x.T @ x of finite inputs, got NaN or infinity")
+        raise ValueError("moment: expected x.T @ x of finite inputs, got another matrix")
     eye = torch.eye(k, dtype=moment.dtype, device=moment.device)
     inverse: Tensor = torch.linalg.solve_triangular(factor.flip(0, 1), eye, upper=True)
     return inverse

@@ -204,6 +204,27 @@ def test_gptq_is_never_worse_than_nearest(data: st.DataObject) -> None:
         assert noises[0] <= noises[1] * (1 + 1e-5) + 1e-300
 
 
+@pytest.mark.parametrize("power", [-100, 83, 120])
+@pytest.mark.parametrize("rounding", ["nearest", "mse", "gptq"])
+def test_magnitudes_whose_squares_fp32_does_not_have(rounding: WeightRounding, power: int) -> None:
+    weight, x = randn(24, 64, dtype=torch.float32), inputs(90, 64)
+    moments = [x.T @ x]
+    want = quantized_weights([weight], rounding, moments)[0]
+    got = quantized_weights([weight * 2.0**power], rounding, moments)[0]
+    assert torch.equal(got.gsa, want.gsa * 2.0**power)
+    assert torch.equal(got.x_fp4_bytes, want.x_fp4_bytes)
+    assert torch.equal(got.x_sf_bytes, want.x_sf_bytes)
+
+
+@pytest.mark.parametrize("rounding", _rounding.WEIGHT_ROUNDINGS)
+def test_the_reciprocal_of_a_gsa_is_finite(rounding: WeightRounding) -> None:
+    weight = randn(24, 64, dtype=torch.float32) * 1e-37
+    q = quantized_weights([weight], rounding)[0]
+    assert (1 / q.gsa).isfinite()
+    assert sqnr(q.dequantize(torch.float32), weight) > 19
+    assert quantized_weights([0 * weight], rounding)[0].gsa == 0
+
+
 def test_siblings_have_one_gsa_and_weights_without_inputs_are_rounded_as_mse() -> None:
     first, second = randn(32, 64, dtype=torch.float32), 8 * randn(16, 64, dtype=torch.float32)
     for rounding in _rounding.WEIGHT_ROUNDINGS:
