@@ -71,10 +71,37 @@ class InputStatistics:
         return decibels(output_noise(w, self.moment).sum().item(), noise.item())
 
 
+def check_statistics(name: str, found: InputStatistics, columns: int, moment: bool) -> None:
+    """Checks the shapes of statistics, and that values are finite.
+
+    Args:
+        name: of the linear, or of one expert's projection.
+        found: of its inputs.
+        columns: K.
+        moment: whether the values of the moment are needed.
+
+    Raises:
+        ValueError: something is wrong.
+    """
+    shapes = {"amax": (1,), "moment": (columns, columns), "noise": (columns,)}
+    for part, shape in shapes.items():
+        values: Tensor = getattr(found, part)
+        if tuple(values.shape) != shape:
+            raise ValueError(
+                f"calibration: expected {columns} elements in each input of {name}, got {part} of "
+                f"shape {tuple(values.shape)}, not {shape}. Calibrate this model"
+            )
+        if (moment or part != "moment") and not bool(values.isfinite().all()):
+            raise ValueError(
+                f"calibration: expected finite values in {part} of {name}, got NaN or infinity. "
+                "Calibrate again"
+            )
+
+
 def static_gsa(amaxes: Sequence[Tensor]) -> Tensor:
     """The gsa of a static scale for all of some inputs: amax / 2688; 1 if all of them are zero.
 
-    Rounded so that saving 1 / gsa and loading it gives the same bits.
+    Rounded so that saving 1 / gsa and loading it gives the same bits; not below the normal numbers.
 
     Args:
         amaxes: one or more, fp32 (1,).
@@ -83,7 +110,8 @@ def static_gsa(amaxes: Sequence[Tensor]) -> Tensor:
         fp32 (1,) on the device of the first one.
     """
     amax = torch.stack([a.to(amaxes[0].device) for a in amaxes]).amax(0)
-    return torch.where(amax > 0, 1 / (1 / gsa_from_amax(amax)), 1.0)
+    gsa = gsa_from_amax(amax).clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.where(amax > 0, 1 / (1 / gsa), 1.0)
 
 
 def mib(size: int) -> str:
@@ -184,8 +212,9 @@ def output_sqnr(
     if found is not None:
         return found.sqnr(weight, quantized, weight_only)
     exact = weight.detach().float()
-    noise = (quantized.dequantize(torch.float32) - exact).square().sum(dtype=torch.float64)
-    return decibels(exact.square().sum(dtype=torch.float64).item(), noise.item())
+    error = quantized.dequantize(torch.float32) - exact
+    signal, noise = (torch.linalg.vector_norm(t, dtype=torch.float64) for t in (exact, error))
+    return decibels(signal.item() ** 2, noise.item() ** 2)
 
 
 def lowest(sqnr: Mapping[str, float], groups: Sequence[Sequence[str]], count: int) -> list[str]:

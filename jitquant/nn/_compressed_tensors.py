@@ -31,7 +31,7 @@ from jitquant.nn._hugging_face import (
     own_config,
     places_in_file,
 )
-from jitquant.nn._model_folder import read_json
+from jitquant.nn._model_folder import INDEX, WHOLE, read_json
 from jitquant.nn._safetensors import safetensors_functions
 from jitquant.nn.experts import (
     Experts,
@@ -114,7 +114,9 @@ def save_compressed_tensors(
     of `Float8BlockwiseLinear` in FP8, except those shared with another module, such as tied
     embeddings. Everything else is unchanged; tensors that share memory are written once, under the
     first name. ``config.json`` is the model's (or the one in the directory) plus
-    ``quantization_config``. Tokenizer and generation settings are not written.
+    ``quantization_config``. Tokenizer and generation settings are not written. Both files are
+    complete before they replace others; an index in the directory, and the shards that it lists,
+    are deleted.
 
     The scheme of FP8 is "FP8_BLOCK". That of NVFP4 is "NVFP4" (weights and activations) with
     ``input_amax`` or if layers have an ``input_gsa``: engines then quantize inputs with
@@ -137,21 +139,61 @@ def save_compressed_tensors(
 
     Raises:
         ValueError: the model has no such layer, the in_features of one in NVFP4 is not a multiple
-            of 16, or an amax is missing or not positive.
+            of 16, an amax is missing or not positive, a weight is too small for files, or a file
+            in the directory is broken. Nothing is written then.
         TypeError: ``input_amax`` is not a mapping.
+        FileExistsError, NotADirectoryError: ``directory`` is a file, or in one.
         ImportError: safetensors is not installed.
     """
     _, save_file = safetensors_functions()
     tensors, config = compressed_tensors(model, input_amax)
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    path = directory / "config.json"
-    described = own_config(model) or {}
-    if not described and path.is_file():
-        described = read_json(path)
+    described = own_config(model) or _own_json(directory / "config.json")
     described["quantization_config"] = config
-    path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    old = _old_weights(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise type(error)(
+            f"directory: expected a folder, or a path where there is nothing yet, got {directory}, "
+            "which is a file or in one. Give another path"
+        ) from error
+    weights, about = directory / f"{WHOLE}.tmp", directory / "config.json.tmp"
+    try:
+        save_file(tensors, weights, metadata={"format": "pt"})
+        about.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    except BaseException:
+        weights.unlink(missing_ok=True)
+        about.unlink(missing_ok=True)
+        raise
+    # Until the last step nothing can be loaded, so nothing is mixed with what was here.
+    for path in old:
+        path.unlink(missing_ok=True)
+    about.replace(directory / "config.json")
+    weights.replace(directory / WHOLE)
+
+
+def _own_json(path: Path) -> dict[str, Any]:
+    """A JSON object in the directory of a model that is saved; empty without a file.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return read_json(path) if path.is_file() else {}
+    except ValueError as error:
+        raise ValueError(
+            f"directory: expected a JSON object in {path}, or no such file, got something else. "
+            "Repair or delete it, or save to another directory"
+        ) from error
+
+
+def _old_weights(directory: Path) -> list[Path]:
+    """An index and what is read with it: what has to go before new weights are there."""
+    files = _own_json(directory / INDEX).get("weight_map")
+    names = [n for n in files.values() if isinstance(n, str)] if isinstance(files, dict) else []
+    shards = {n for n in names if Path(n).name == n and n.endswith(".safetensors")}
+    return [directory / name for name in (INDEX, WHOLE, *sorted(shards))]
 
 
 def compressed_tensors(
@@ -232,6 +274,7 @@ def compressed_tensors(
             in_model[owner] = schemes[target]
         if isinstance(layer, (NVFP4Linear, NVFP4Experts)) and not layer.weight_only:
             dynamic.append(target)
+    _check_scales(quantized)
     unquantized = [*places_of(model, others), *places_of(model, plain_experts), *linears]
     ignored = [name.removesuffix("weight").removesuffix(".") for name in unquantized]
     config = quantization_config(schemes | in_model, [*dict.fromkeys(ignored)])
@@ -370,6 +413,18 @@ def global_scale(gsa: Tensor) -> Tensor:
         fp32 (1,).
     """
     return torch.where(gsa == 0, 1.0, 1 / gsa)
+
+
+def _check_scales(tensors: Mapping[str, Tensor]) -> None:
+    """Checks the reciprocals of gsas."""
+    for name, tensor in tensors.items():
+        if name.endswith("_global_scale") and not bool(tensor.isfinite().all()):
+            what = "weights" if name.endswith("weight_global_scale") else "inputs"
+            raise ValueError(
+                f"{name}: expected a finite number, the reciprocal of a gsa, got "
+                f"{tensor.tolist()}: the {what} are too small for the files. Leave the layer out "
+                "when converting, by ignore="
+            )
 
 
 def _parts(name: str, layer: nn.Module) -> dict[str, Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +22,7 @@ from jitquant.formats import (
 )
 from jitquant.nn._calibration import (
     Calibration,
-    InputStatistics,
+    check_statistics,
     lowest,
     mib,
     output_sqnr,
@@ -357,7 +358,7 @@ class Plan:
             if not _is_candidate(module):
                 continue
             why: str | None = None
-            if isinstance(module, _CONVERTED):
+            if isinstance(module, CONVERTED):
                 why = f"already converted to {type(module).__name__}"
             elif isinstance(module, nn.Linear):
                 mine = {f"{place}.weight" for place in places[id(module)]}
@@ -387,7 +388,8 @@ class Plan:
         together: list[list[str]] = []
         if self.kind is NVFP4Linear:
             together = families(linears, shapes, self.fused_layers)
-            _check_sizes(linears, self.known)
+            for name, module in chosen.items():
+                self._check_calibration(name, module)
         return Chosen(chosen, skipped, together, places)
 
     def quantize(self, weights: Mapping[str, Tensor]) -> dict[str, QuantizedLinear]:
@@ -399,7 +401,8 @@ class Plan:
             }
         found = [self.known.get(name) for name in weights]
         moments = [None if statistics is None else statistics.moment for statistics in found]
-        made = quantized_weights([*weights.values()], self.rounding, moments)
+        with _named(*weights):
+            made = quantized_weights([*weights.values()], self.rounding, moments)
         amaxes = [statistics.amax for statistics in found if statistics is not None]
         static = static_gsa(amaxes) if amaxes else None
         return {
@@ -410,12 +413,13 @@ class Plan:
     def quantize_experts(self, name: str, projection: str, weight: Tensor) -> dict[str, Tensor]:
         """A projection (E, N, K) of `NVFP4Experts`; ``name`` is that of the experts."""
         moments = self._moments(name, projection, weight)
-        return NVFP4Experts.quantize(projection, weight, self.rounding, moments)
+        with _named(f"{name}.{projection}"):
+            return NVFP4Experts.quantize(projection, weight, self.rounding, moments)
 
     def convert(
         self, model: nn.Module, quantized: Mapping[str, Quantized] | None = None
     ) -> Conversion:
-        """Replaces the layers of a model.
+        """Replaces the layers of a model, once all of the new ones are made.
 
         Args:
             model: as for `convert`.
@@ -453,6 +457,7 @@ class Plan:
             groups = [relatives.get(name, [name]) for name in linears]
             done.in_fp8 = lowest(done.sqnr, groups, int(self.fp8_share * len(linears) + 0.5))
         seen: set[int] = set()
+        layers: list[tuple[nn.Module, nn.Module]] = []
         for name, module in chosen.items():
             weights = [p for p in _weights(module).values() if id(p) not in seen]
             seen |= {id(p) for p in weights}
@@ -477,10 +482,12 @@ class Plan:
             else:
                 made = self.kind.from_linear(module, **self.how)
             ready.pop(name, None)
-            _replace(model, places[id(module)], made)
+            layers.append((module, made))
             is_codes = isinstance(made, _CODES)
             done.bytes_after += sum(t.nbytes for t in (made.buffers() if is_codes else weights))
             done.replaced.append(name)
+        for module, made in layers:
+            _replace(model, places[id(module)], made)
         done.finish(before, seen)
         if done.replaced and self.kind in _CODES:  # in FP8 the parameters are what they were
             attach(model)
@@ -502,14 +509,30 @@ class Plan:
             gsas = self._input_gsas_of_experts(name, module)
             if not gsas and name not in done.uncalibrated:
                 done.uncalibrated.append(name)
-        return NVFP4Experts(
-            module,
-            rounding=self.rounding,
-            moments=moments,
-            input_gsas=gsas,
-            quantized=quantized,
-            **self.how,
-        )
+        with _named(name):
+            return NVFP4Experts(
+                module,
+                rounding=self.rounding,
+                moments=moments,
+                input_gsas=gsas,
+                quantized=quantized,
+                **self.how,
+            )
+
+    def _check_calibration(self, name: str, module: nn.Module) -> None:
+        """Checks what is known of the inputs of a linear, or of each of some experts."""
+        moment = self.rounding == "gptq" or self.fp8_share > 0
+        sizes: dict[str, int] = {}
+        if isinstance(module, nn.Linear):
+            sizes[name] = module.in_features
+        else:
+            for projection in projections_of(module):
+                experts, *matrix = module.get_parameter(projection.name).shape
+                columns = matrix[0 if module.is_transposed else 1]
+                sizes |= {f"{name}.{projection.name}.{e}": columns for e in range(experts)}
+        for part, columns in sizes.items():
+            if part in self.known:
+                check_statistics(part, self.known[part], columns, moment)
 
     def _moments(self, name: str, projection: str, weight: Tensor) -> list[Tensor | None]:
         """Of the inputs of each expert, on the device of the weight; None if it is not needed."""
@@ -533,13 +556,16 @@ class Plan:
         return made
 
 
-def _check_sizes(linears: Mapping[str, nn.Linear], known: Mapping[str, InputStatistics]) -> None:
-    for name, linear in linears.items():
-        if name in known and known[name].moment.shape[0] != linear.in_features:
-            raise ValueError(
-                f"calibration: expected {linear.in_features} elements in each input of {name}, got "
-                f"{known[name].moment.shape[0]}. Calibrate this model"
-            )
+@contextmanager
+def _named(*layers: str) -> Iterator[None]:
+    """Has an error of a calibration say which layers it is for."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(
+            f"calibration: expected statistics that {', '.join(layers)} can be rounded with, got "
+            f"others ({error}). Calibrate again"
+        ) from error
 
 
 def check_arguments(
@@ -603,12 +629,12 @@ def check_arguments(
             )
 
 
-_CONVERTED = (*_CODES, NVFP4TrainingLinear, Float8BlockwiseLinear, Float8BlockwiseExperts)
+CONVERTED = (*_CODES, NVFP4TrainingLinear, Float8BlockwiseLinear, Float8BlockwiseExperts)
 
 
 def _is_candidate(module: nn.Module) -> bool:
     """Whether a module is a linear or experts, converted or not."""
-    return isinstance(module, (nn.Linear, *_CONVERTED)) or has_experts(module)
+    return isinstance(module, (nn.Linear, *CONVERTED)) or has_experts(module)
 
 
 def _weights(module: nn.Module) -> dict[str, nn.Parameter]:

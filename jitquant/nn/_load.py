@@ -22,7 +22,7 @@ from jitquant.formats import (
     one_of,
 )
 from jitquant.nn._compressed_tensors import BLOCK, DYNAMIC_INPUTS, METHOD
-from jitquant.nn._convert import Conversion, attach, replace_everywhere
+from jitquant.nn._convert import CONVERTED, Conversion, attach, replace_everywhere
 from jitquant.nn._hugging_face import fill_buffers, is_pretrained, places_in_file
 from jitquant.nn._model_folder import INDEX, WHOLE, object_in, read_config, read_index, read_json
 from jitquant.nn._safetensors import read_header, safetensors_functions
@@ -77,11 +77,14 @@ def load_compressed_tensors(
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: the files have another format, or weights of layers that the model does not
-            have; the model has buffers on meta that are in no file; or ``compute`` is unknown.
+        ValueError: the files have another format, nothing that is quantized although config.json
+            says so, or weights of layers that the model does not have; the model has converted
+            layers, or buffers on meta that are in no file; or ``compute`` is unknown. The model is
+            unchanged then.
         ImportError: safetensors is not installed.
     """
     one_of("compute", compute, COMPUTES)
+    _check_unconverted(model)
     directory = Path(directory)
     config = _quantization_config(directory)
     tensors = read_quantized(directory, config["quant_method"])
@@ -145,9 +148,19 @@ def load_compressed_tensors(
     done.finish(before, quantized)
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
     done.replaced.sort(key=order.__getitem__)
+    codes_of = {id(module): layer for module, layer in made if isinstance(layer, _CODES)}
+    rest, on_meta = _rest(model, tensors, tied, codes_of)
+    if not made and config.get("config_groups"):
+        raise ValueError(
+            f"directory: expected quantized weights, as its config.json says, got {directory}, "
+            "where none are. Its weights may be older than config.json; save the model again"
+        )
     for module, layer in made:
         replace_everywhere(model, module, layer)
-    _load_the_rest(model, tensors, tied)
+    model.load_state_dict(rest, strict=False, assign=on_meta)
+    if on_meta:
+        _tie_again(model, tied)
+        fill_buffers(model)
     if any(isinstance(layer, _CODES) for _, layer in made):
         attach(model)
     return done
@@ -188,6 +201,15 @@ def _matrices_of(experts: nn.Module) -> dict[str, tuple[int, int]]:
         projection.name: (experts.get_parameter(projection.name).shape[0], projection.pieces)
         for projection in projections_of(experts)
     }
+
+
+def _check_unconverted(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, CONVERTED):
+            raise ValueError(
+                f"model: expected an unconverted model, got {type(module).__name__} at {name!r}. "
+                "Load into a new model, and convert nothing before"
+            )
 
 
 def _check_meta_buffers(model: nn.Module) -> None:
@@ -249,7 +271,8 @@ def _gsa(name: str, tensors: dict[str, Tensor]) -> Tensor | None:
             return None
         gsa = 1 / scale.to(torch.float32)
     gsa = gsa.to(torch.float32)
-    if gsa.numel() != 1 or not 0 <= gsa.item() < math.inf:
+    is_infinite = scale is not None and scale.isinf().any()  # of a gsa that fp32 does not have
+    if gsa.numel() != 1 or not 0 <= gsa.item() < math.inf or is_infinite:
         raise ValueError(
             f"{name}_global_scale: expected one positive number, got {(1 / gsa).tolist()}. Get "
             "the file again, or quantize the model with jitquant quantize"
@@ -484,41 +507,92 @@ def _shape_of(experts: nn.Module, name: str) -> tuple[int, ...]:
     return (e, k, n) if getattr(experts, "is_transposed", False) else (e, n, k)
 
 
-def _load_the_rest(model: nn.Module, tensors: dict[str, Tensor], tied: list[list[str]]) -> None:
-    # What the layers in NVFP4 have is there already.
-    filled = {
-        f"{name}.{part}" if name else part
-        for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, _CODES)
-        for part in module.state_dict()
-    }
-    state = model.state_dict()
-    wanted = {
-        name: (0, 0)
-        for name, t in state.items()
-        if isinstance(t, Tensor) and name not in filled and name not in tensors
-    }
+def _rest(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    tied: list[list[str]],
+    codes_of: Mapping[int, nn.Module],
+) -> tuple[dict[str, Tensor], bool]:
+    """Finds the place of what is left of the files, and changes nothing.
+
+    Args:
+        model: before anything is replaced.
+        tensors: of the files, without what the layers have that have codes.
+        tied: names that share a parameter.
+        codes_of: layers that have codes, by the ids of the modules that they will replace.
+
+    Returns:
+        Tensors by name in the model, and whether some of these are on meta there.
+
+    Raises:
+        ValueError: the files have other names or shapes than the model.
+    """
+    gone: set[str] = set()
+    filled: dict[str, Tensor] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if (layer := codes_of.get(id(module))) is not None:
+            dot = f"{name}." if name else ""
+            gone |= {f"{dot}{part}" for part in module.state_dict()}
+            filled |= {f"{dot}{part}": t for part, t in layer.state_dict().items()}
+    own = model.state_dict().items()
+    kept = {n: t for n, t in own if isinstance(t, Tensor) and n not in gone}
+    state = kept | filled
+    wanted = {name: (0, 0) for name in kept if name not in tensors}
     names = {name: place.name for name, place in places_in_file(model, wanted).items()}
     named = {names.get(name, name): t for name, t in tensors.items()}
-    on_meta = any(t.is_meta for t in state.values() if isinstance(t, Tensor))
+    on_meta = any(t.is_meta for t in state.values())
     if on_meta:
         named = {n: t.to(state[n].dtype) if n in state else t for n, t in named.items()}
     for group in tied:
         given = next((named[name] for name in group if name in named), None)
         if given is not None:
             named |= {name: given for name in group if name in state and name not in named}
-    missing, unexpected = model.load_state_dict(named, strict=False, assign=on_meta)
-    absent = [n for n in missing if n not in filled]
+    shapes = {
+        n: torch.empty(t.shape, dtype=state[n].dtype if n in state else t.dtype, device="meta")
+        for n, t in named.items()
+    }
+    missing, unexpected = _try_to_load(model, shapes)
+    absent = [n for n in missing if n not in gone]
     unexpected = [n for n in unexpected if not n.endswith(_OF_CACHES)]
+    unexpected += [n for n in named if n in gone and n not in filled]
     if absent or unexpected:
         raise ValueError(
             "directory: expected the files of this model, got those of another one: the files lack "
             f"{', '.join(absent) or 'nothing'} and have {', '.join(unexpected) or 'nothing'} "
             "besides"
         )
-    if on_meta:
-        _tie_again(model, tied)
-        fill_buffers(model)
+    return named, on_meta
+
+
+def _try_to_load(model: nn.Module, shapes: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
+    """The names that ``load_state_dict`` misses and does not expect. Leaves the model as it is.
+
+    Args:
+        model: any.
+        shapes: tensors on meta.
+
+    Raises:
+        ValueError: a shape is another one than in the model.
+    """
+    kept = [(m.__dict__, m._parameters, m._buffers) for m in model.modules()]
+    try:
+        for attributes, parameters, buffers in kept:
+            attributes["_parameters"] = {
+                n: None if p is None else nn.Parameter(p.detach().to("meta"), p.requires_grad)
+                for n, p in parameters.items()
+            }
+            attributes["_buffers"] = {
+                n: None if b is None else b.to("meta") for n, b in buffers.items()
+            }
+        missing, unexpected = model.load_state_dict(shapes, strict=False, assign=True)
+        return missing, unexpected
+    except RuntimeError as error:
+        raise ValueError(
+            f"directory: expected the files of this model, got those of another one: {error}"
+        ) from error
+    finally:
+        for attributes, parameters, buffers in kept:
+            attributes |= {"_parameters": parameters, "_buffers": buffers}
 
 
 def _tie_again(model: nn.Module, tied: list[list[str]]) -> None:

@@ -310,7 +310,8 @@ def test_errors(model: Block) -> None:
         convert(model, "nvfp4", rounding="gptq", calibration={})
     found.layers["first"], found.layers["up_proj"] = found.layers["up_proj"], found.layers["first"]
     with pytest.raises(
-        ValueError, match="calibration: expected 32 elements in each input of first, got 64"
+        ValueError,
+        match=r"calibration: expected 32 elements in each input of first, got moment of .*64",
     ):
         convert(model, "nvfp4", rounding="gptq", calibration=found)
     assert type(model.first) is nn.Linear
@@ -325,6 +326,62 @@ def test_errors(model: Block) -> None:
         match=r"input of first: expected finite values .*add 'first' to ignore, which",
     ):
         calibrate(model, [torch.full((2, 32), torch.nan, dtype=BF16)])
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "says"),
+    [
+        ("moment", torch.full((160, 160), torch.nan), "finite values in moment of down_proj, got"),
+        ("moment", torch.ones(160, 3), r"160 .* of down_proj, got moment of shape \(160, 3\)"),
+        ("noise", torch.ones(3), r"160 .* of down_proj, got noise of shape \(3,\), not \(160,\)"),
+        ("noise", torch.full((160,), torch.inf), "finite values in noise of down_proj, got"),
+        ("amax", torch.tensor([torch.nan]), "finite values in amax of down_proj, got"),
+        ("amax", torch.tensor(1.0), r"160 .* of down_proj, got amax of shape \(\)"),
+        (
+            "moment",
+            -torch.eye(160),
+            r"that down_proj can be .* \(moment: expected x\.T @ x",
+        ),
+    ],
+)
+def test_statistics_that_are_wrong(model: Block, part: str, values: Tensor, says: str) -> None:
+    """Of a layer after others: no layer is replaced."""
+    found, before = calibrate(model, batches()), dict(model.named_modules())
+    setattr(found.layers["down_proj"], part, values)
+    with pytest.raises(ValueError, match=says):
+        convert(model, "nvfp4", rounding="gptq", calibration=found)
+    assert dict(model.named_modules()) == before
+
+
+def test_statistics_of_experts_that_are_wrong() -> None:
+    model = mixture()
+    found, name = calibrate(model, [_tokens(0)]), "model.layers.0.mlp.experts.down_proj"
+    moment = found.layers[f"{name}.1"].moment
+    moment[3, 4] = torch.inf
+    with pytest.raises(ValueError, match=rf"finite values in moment of {name}\.1, got NaN or"):
+        convert(model, "nvfp4", rounding="gptq", calibration=found)
+    moment.copy_(-torch.eye(len(moment)))
+    with pytest.raises(ValueError, match=r"that model\.layers\.0\.mlp\.experts can be"):
+        convert(model, "nvfp4", rounding="gptq", calibration=found)
+    assert type(model.model.layers[0].self_attn.q_proj) is nn.Linear
+    convert(model, "nvfp4", calibration=found)  # no moment is read
+
+
+def test_inputs_that_are_tiny() -> None:
+    """The gsa of their static scale has a reciprocal, which files need."""
+    model = nn.Sequential(nn.Linear(32, 16))
+    found = calibrate(model, [torch.full((2, 32), 1e-37)])
+    convert(model, "nvfp4", calibration=found, static_input_scales=True)
+    assert model[0].input_gsa == torch.finfo(torch.float32).tiny
+    assert compressed_tensors(model)[0]["0.input_global_scale"].isfinite()
+
+
+def test_a_share_in_fp8_of_weights_whose_squares_overflow(model: Block) -> None:
+    want = convert(copy.deepcopy(model), "nvfp4", fp8_share=0.5).sqnr
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0**80)
+    assert convert(model, "nvfp4", fp8_share=0.5).sqnr == pytest.approx(want)
 
 
 def mixture(kind: str = "Mixtral", **sizes: Any) -> Any:

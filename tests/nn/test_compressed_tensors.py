@@ -16,8 +16,12 @@ from torch import Tensor, nn
 
 import jitquant
 from jitquant.nn import (
+    Float8BlockwiseExperts,
     Float8BlockwiseLinear,
+    MXFP4Linear,
+    NVFP4Experts,
     NVFP4Linear,
+    NVFP4TrainingLinear,
     convert,
     load_compressed_tensors,
     quantize_checkpoint,
@@ -25,6 +29,7 @@ from jitquant.nn import (
     save_compressed_tensors,
 )
 from jitquant.nn._compressed_tensors import compressed_tensors
+from jitquant.nn.experts import SwiGLUExperts
 
 from .helpers import UnknownExperts, spread, sqnr
 
@@ -223,6 +228,190 @@ def test_several_files(tmp_path: Path) -> None:
     (tmp_path / "part-1.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"has no part-1\.safetensors"):
         load_compressed_tensors(layers(), tmp_path)
+
+
+def sharded(folder: Path) -> None:
+    """The unquantized weights of `layers` in two files, beside one that the index does not list."""
+    state = layers().state_dict()
+    files = {name: f"model-0000{name[0]}.safetensors" for name in state}
+    for file in {*files.values()}:
+        save_file({n: t for n, t in state.items() if files[n] == file}, folder / file)
+    save_file(state, folder / "other.safetensors")
+    weight_map = {**files, "a": "../elsewhere.safetensors", "b": "config.json", "c": "gone", "d": 3}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_a_sharded_checkpoint_is_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "elsewhere.safetensors").touch()
+    sharded(folder)
+    model, back = layers(), layers()
+    convert(model, "nvfp4")
+    save_compressed_tensors(model, folder)
+    names = {"config.json", "model.safetensors", "other.safetensors"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert (tmp_path / "elsewhere.safetensors").exists()
+    assert load_compressed_tensors(back, folder).replaced == ["0", "2"]
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_save_that_is_cut_short(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is deleted the folder loads as it was, then it does not load."""
+    old, new, back = layers(), layers(), layers()
+    convert(old, "fp8_block")
+    convert(new, "nvfp4")
+    save_compressed_tensors(old, tmp_path)
+    save_file(load_file(tmp_path / "model.safetensors"), tmp_path / "part.safetensors")
+    index = {"weight_map": dict.fromkeys(old.state_dict(), "part.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    done: list[str] = []
+
+    def counted(function: Any) -> Any:
+        def step(path: Path, *args: Any, **kwargs: Any) -> Any:
+            if len(done) == steps:
+                raise KeyboardInterrupt
+            done.append(path.name)
+            return function(path, *args, **kwargs)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        for name in ("unlink", "replace"):
+            patch.setattr(Path, name, counted(getattr(Path, name)))
+        if steps < 5:
+            with pytest.raises(KeyboardInterrupt):
+                save_compressed_tensors(new, tmp_path)
+        else:
+            save_compressed_tensors(new, tmp_path)
+    assert done[3:] == ["config.json.tmp", "model.safetensors.tmp"][: max(0, steps - 3)]
+    if 2 <= steps < 5:
+        with pytest.raises(FileNotFoundError, match="which has neither"):
+            load_compressed_tensors(back, tmp_path)
+        return
+    load_compressed_tensors(back, tmp_path)
+    assert type(back[0]) is (NVFP4Linear if steps == 5 else Float8BlockwiseLinear)
+
+
+def test_a_save_whose_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save_file(tensors: Any, path: Path, **_: Any) -> None:
+        path.write_bytes(b"a part")
+        raise OSError("No space left on device")
+
+    sharded(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    model = layers()
+    convert(model, "nvfp4")
+    functions = "jitquant.nn._compressed_tensors.safetensors_functions"
+    monkeypatch.setattr(functions, lambda: (None, save_file))
+    with pytest.raises(OSError, match="No space left"):
+        save_compressed_tensors(model, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_weights_that_are_older_than_their_config(tmp_path: Path) -> None:
+    model, back = layers(), layers()
+    convert(model, "nvfp4")
+    save_compressed_tensors(model, tmp_path)
+    save_file(layers().state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"directory: expected quantized weights, .* none are"):
+        load_compressed_tensors(back, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["config_groups"] = {}  # as with a cache alone in FP8
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_compressed_tensors(back, tmp_path).replaced == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("text", ["{broken", "[]"])
+def test_a_folder_that_is_broken_is_left_alone(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    (tmp_path / "model.safetensors").write_bytes(b"old")
+    model = layers()
+    convert(model, "nvfp4")
+    with pytest.raises(ValueError, match=rf"directory: expected a JSON object in .*{name}.*Repair"):
+        save_compressed_tensors(model, tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {
+        name: text.encode(),
+        "model.safetensors": b"old",
+    }
+
+
+def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    model = layers()
+    convert(model, "nvfp4")
+    with pytest.raises(FileExistsError, match=r"directory: expected a folder, .*another path"):
+        save_compressed_tensors(model, tmp_path / "file")
+    with pytest.raises(NotADirectoryError, match=r"directory: expected a folder, .*another path"):
+        save_compressed_tensors(model, tmp_path / "file" / "folder")
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        NVFP4Linear(64, 160),
+        MXFP4Linear(64, 160),
+        Float8BlockwiseLinear(64, 160),
+        NVFP4TrainingLinear(64, 160),
+        NVFP4Experts.from_parts(SwiGLUExperts(2, 32, 32), {}),
+        Float8BlockwiseExperts(SwiGLUExperts(2, 32, 32)),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_converted_model_is_refused(layer: nn.Module, tmp_path: Path) -> None:
+    kind = type(layer).__name__
+    with pytest.raises(ValueError, match=f"model: expected an unconverted .* got {kind} at '0'"):
+        load_compressed_tensors(nn.Sequential(layer), tmp_path)
+
+
+def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
+    """With names that lack or are too many, also where a layer has codes, and wrong shapes."""
+    model, plain = layers(), layers().append(nn.BatchNorm1d(48, dtype=BF16))
+    convert(model, "nvfp4", ignore="2")
+    save_compressed_tensors(model, tmp_path)
+    norm = {f"3.{n}": t for n, t in plain[3].state_dict().items() if "num" not in n}
+    good = load_file(tmp_path / "model.safetensors") | norm
+    load = tmp_path / "model.safetensors"
+    for changed, says in (
+        ({"3.bias": None}, "the files lack 3.bias and have nothing"),
+        ({"4.bias": torch.ones(3)}, "the files lack nothing and have 4.bias"),
+        ({"0.weight": torch.ones(160, 64)}, "the files lack nothing and have 0.weight"),
+        ({"2.weight": torch.ones(48, 16)}, "size mismatch for 2.weight"),
+    ):
+        save_file({n: t for n, t in (good | changed).items() if t is not None}, load)
+        back = layers().append(nn.BatchNorm1d(48, dtype=BF16))
+        before = dict(back.named_modules()), dict(back.named_parameters()), [*back.buffers()]
+        values = {n: t.clone() for n, t in back.state_dict().items()}
+        with pytest.raises(
+            ValueError, match=rf"directory: expected the files of this (.|\n)*{says}"
+        ):
+            load_compressed_tensors(back, tmp_path)
+        assert (dict(back.named_modules()), dict(back.named_parameters())) == before[:2]
+        assert all(a is b for a, b in zip(back.buffers(), before[2], strict=True))
+        assert all(torch.equal(values[n], t) for n, t in back.state_dict().items())
+    save_file(good, load)
+    assert load_compressed_tensors(back, tmp_path).replaced == ["0"]
+
+
+def test_weights_that_are_tiny(tmp_path: Path) -> None:
+    """Files have the reciprocal of a gsa, which has to be a number of fp32."""
+    model = layers(dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e-36)
+    want, back = model[0].weight.detach().clone(), layers(dtype=torch.float32)
+    apart = nn.Sequential(NVFP4Linear.from_linear(model[0]))
+    convert(model, "nvfp4")
+    save_compressed_tensors(model, tmp_path / "folder")
+    load_compressed_tensors(back, tmp_path / "folder")
+    assert sqnr(back[0].weight.dequantize(torch.float32), want) > 18
+    with pytest.raises(ValueError, match=r"0\.weight_global_scale: expected a finite .*too small"):
+        save_compressed_tensors(apart, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_what_the_library_writes(tmp_path: Path) -> None:
@@ -661,7 +850,7 @@ def test_errors(tmp_path: Path) -> None:
     ):
         load(**{"0.weight_packed": good["0.weight_packed"][:, :16].contiguous()})
     for part, wrong in itertools.product(
-        ("weight", "input"), ([0.0], [torch.nan], [-2.0], [1.0] * 3)
+        ("weight", "input"), ([0.0], [torch.nan], [torch.inf], [-2.0], [1.0] * 3)
     ):
         name = f"0.{part}_global_scale"
         with pytest.raises(ValueError, match=f"{name}: expected one positive number, got "):
