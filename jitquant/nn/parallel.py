@@ -120,9 +120,14 @@ def _move(
         size: last dimension of the result, of which ``made`` may be a part.
     """
     (given,), (asked,) = style.input_layouts, style.output_layouts
+    refused = [] if asked == made else ["out"]
+    if made == Partial():
+        refused = ["residual", "out"]
+    # Each rank has a part of the gradient of an input that is whole on all of them.
+    grads = [Partial()] if wanted == Replicate() else None
 
     def before(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        for name in ("residual", "out") if made == Partial() else ("out",) if asked != made else ():
+        for name in refused:
             if kwargs.get(name) is not None:
                 raise ValueError(
                     f"{name}: expected None, got a tensor. The result of this rank is a part that "
@@ -130,8 +135,6 @@ def _move(
                 )
         x, *rest = args or (kwargs["x"],)
         kwargs = {name: value for name, value in kwargs.items() if name != "x"}
-        # Each rank has a part of the gradient of an input that is whole on all of them.
-        grads = [Partial()] if wanted == Replicate() else None
         if not isinstance(x, DTensor):
             if given == wanted and (grads is None or not x.requires_grad):
                 return (x, *rest), kwargs
