@@ -261,8 +261,7 @@ class NVFP4TrainingLinear(nn.Linear):
         sizes = (linear.in_features, linear.out_features, linear.bias is not None)
         made = cls(*sizes, device="meta", dtype=linear.weight.dtype, recipe=recipe)
         made.weight, made.bias = linear.weight, linear.bias
-        made.rng_state = torch.zeros(2, dtype=torch.int64, device=linear.weight.device)
-        made._seed_anew()
+        made._follow_weight()
         return made.train(linear.training)
 
     def reset_parameters(self) -> None:
@@ -274,8 +273,12 @@ class NVFP4TrainingLinear(nn.Linear):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self.rng_state.is_meta and not self.weight.is_meta:  # assigned to a model on "meta"
-            self.rng_state = torch.zeros(2, dtype=torch.int64, device=self.weight.device)
-            self._seed_anew()
+            self._follow_weight()
+
+    def _follow_weight(self) -> None:
+        """A new state where the weight is."""
+        self.rng_state = torch.zeros(2, dtype=torch.int64, device=self.weight.device)
+        self._seed_anew()
 
     def _seed_anew(self) -> None:
         if not self.rng_state.is_meta:
