@@ -189,7 +189,13 @@ _FILES = {"{name}.cu": _KERNEL, "{name}.py": _OPERATOR, "test_{name}.py": _TEST}
 _OF_MODULES = ("_functions", "archs", "extension_name", "key", "library", "path")
 #: What torch.ops cannot have as a namespace with an operator of the same name.
 _OF_TORCH_OPS = (
-    *("_dir", "higher_order", "import_module", "load_library", "loaded_libraries", "name", "prim"),
+    "_dir",
+    "higher_order",
+    "import_module",
+    "load_library",
+    "loaded_libraries",
+    "name",
+    "prim",
 )
 
 

@@ -155,8 +155,8 @@ def save_compressed_tensors(
         directory.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise type(error)(
-            f"directory: expected a folder, or a path where there is nothing yet, got {directory}, "
-            "which is a file or in one. Give another path"
+            f"directory: expected a folder, existing or new, got {directory}, which is a file or "
+            "in one. Give another path"
         ) from error
     weights, about = directory / f"{WHOLE}.tmp", directory / "config.json.tmp"
     try:
