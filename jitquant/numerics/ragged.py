@@ -153,7 +153,9 @@ def activation_derivative(x: Tensor, activation: str) -> Tensor:
         y = z = _QGELU_SLOPE * x
     one = constant(1.0, x)
     s = torch.div(one, one + torch.exp(-y))
-    return s * (one + z * (one - s))
+    # Beyond fp32, s is 0 or 1, and so is the derivative; infinity would make it NaN.
+    largest = torch.finfo(torch.float32).max
+    return s * (one + z.clamp(-largest, largest) * (one - s))
 
 
 def quantize_ragged_grad_fp8(

@@ -208,7 +208,8 @@ def test_tensor_scale_of_every_amax(host: ctypes.CDLL, dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("activation", range(1, len(ACTIVATIONS)), ids=ACTIVATIONS[1:])
 def test_activations(host: ctypes.CDLL, activation: int) -> None:
-    x = torch.cat((torch.linspace(-12, 12, 4001), torch.tensor([0.0, -0.0, 80.0, -80.0])))
+    ends = torch.tensor([0.0, 80.0, 1.5e13, 3e38, torch.inf, torch.nan])
+    x = torch.cat((torch.linspace(-12, 12, 4001), ends, -ends))
     value, slope = torch.empty_like(x), torch.empty_like(x)
     host.activations(p(x), size(x.numel()), activation, p(value), p(slope))
     name = ACTIVATIONS[activation]
@@ -216,9 +217,9 @@ def test_activations(host: ctypes.CDLL, activation: int) -> None:
         (value, ragged.activated(x, name)),
         (slope, ragged.activation_derivative(x, name)),
     ):
-        torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-6)
+        torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-6, equal_nan=True)
         if name in ("relu", "srelu"):
-            assert torch.equal(got, want)
+            assert same_floats(got, want)
 
 
 @pytest.mark.parametrize("layout", ["row", "column", "column_tma"])

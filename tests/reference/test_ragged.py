@@ -274,6 +274,15 @@ def test_activations_are_torchs_and_derivatives_autograds(activation: str) -> No
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("activation", ["silu", "qgelu", "gelu"])
+def test_the_slope_of_a_gate_is_0_or_1_far_from_0(activation: str) -> None:
+    # From 1.5e13 on, a part of gelu's derivative does not fit fp32; of qgelu's from 2e38 on.
+    x = torch.tensor([1e4, 1.5e13, 2e38, 3.4028235e38, torch.inf])
+    assert torch.equal(activation_derivative(x, activation), torch.ones(5))
+    assert torch.equal(activation_derivative(-x, activation), torch.zeros(5))
+    assert activation_derivative(torch.tensor([torch.nan]), activation).isnan()
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("static", [False, True])
 def test_gradient(activation: str, static: bool) -> None:

@@ -21,9 +21,11 @@ struct Srelu {
 };
 
 // s * (1 + z * (1 - s)) with s = 1 / (1 + exp(-y)): the derivative of x / (1 + exp(-y)) if z is x
-// times the derivative of y.
+// times the derivative of y. A z beyond fp32 becomes its largest number: then s is 0 or 1, and the
+// derivative too.
 JITQUANT_HD float gate_slope(float y, float z) {
   const float s = sigmoid_near(y);
+  z = fmaxf(fminf(z, kFloatMax), -kFloatMax);
   return mul_rn(s, fma_rn(z, add_rn(1.0f, -s), 1.0f));
 }
 
