@@ -137,7 +137,7 @@ class Dtypes(NamedTuple):
 
 
 INPUT = Dtypes(INPUT_DTYPES, ". Convert it with {name}.to(torch.bfloat16)")
-OUTPUT = Dtypes(INPUT_DTYPES, ". Dequantize to float32 and convert the result for another one")
+OUTPUT = Dtypes(INPUT_DTYPES, ". For another dtype, ask for float32 and convert the result")
 FP8 = Dtypes(FP8_DTYPES)
 EIGHT_BITS = Dtypes(GROUP_DTYPES)
 FP32 = Dtypes((torch.float32,), ". Convert it with {name}.float()")

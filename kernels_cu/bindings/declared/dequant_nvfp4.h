@@ -33,7 +33,7 @@ struct DequantNvfp4 {
     check_dtype("gsa", gsa, {ScalarType::Float},
                 "float32", ". Convert it with gsa.float()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". For another dtype, ask for float32 and convert the result");
     check_device(&x_fp4, "x_fp4", x_fp4);
     check_device(&x_sf, "x_sf", x_fp4);
     check_device(&gsa, "gsa", x_fp4);

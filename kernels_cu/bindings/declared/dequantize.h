@@ -33,7 +33,7 @@ struct Dequantize {
     check_dtype("data", data, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". For another dtype, ask for float32 and convert the result");
     check_device(&data, "data", data);
     check_device(&scale_inv, "scale_inv", data);
     if (data.dim() == 0 || data.size(data.dim() - 1) == 0 || (block_rows > 1 && data.dim() < 2)) {

@@ -39,7 +39,7 @@ struct DequantizeRaggedFp8 {
     check_dtype("scale_inv", scale_inv, {ScalarType::Float},
                 "float32", ". Convert it with scale_inv.float()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". For another dtype, ask for float32 and convert the result");
     check_device(&data, "data", data);
     check_device(&scale_inv, "scale_inv", data);
     check_device(&offsets, "offsets", data);
@@ -78,7 +78,7 @@ struct DequantizeRaggedNvfp4 {
     check_dtype("gsa", gsa, {ScalarType::Float},
                 "float32", ". Convert it with gsa.float()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". For another dtype, ask for float32 and convert the result");
     check_device(&x_fp4, "x_fp4", x_fp4);
     check_device(&x_sf, "x_sf", x_fp4);
     check_device(&gsa, "gsa", x_fp4);
@@ -126,7 +126,7 @@ struct DequantizeRaggedMxfp8 {
     check_dtype("sizes", sizes, {ScalarType::Long},
                 "int64", ". Convert it with sizes.long()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". For another dtype, ask for float32 and convert the result");
     check_device(&data, "data", data);
     check_device(&block_scales, "block_scales", data);
     check_device(&offsets, "offsets", data);

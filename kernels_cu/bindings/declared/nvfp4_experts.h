@@ -41,7 +41,7 @@ struct Nvfp4GroupedLinear {
     check_dtype("x_gsa", x_gsa, {ScalarType::Float},
                 "float32", ". Convert it with x_gsa.float()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". For another dtype, ask for float32 and convert the result");
     check_device(&x, "x", x);
     check_device(&w_fp4, "w_fp4", x);
     check_device(&w_sf, "w_sf", x);
@@ -103,7 +103,7 @@ struct Nvfp4Experts {
     check_dtype("topk_weights", topk_weights, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Convert it with topk_weights.to(torch.bfloat16)");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". For another dtype, ask for float32 and convert the result");
     check_device(&x, "x", x);
     check_device(&gate_up_fp4, "gate_up_fp4", x);
     check_device(&gate_up_sf, "gate_up_sf", x);

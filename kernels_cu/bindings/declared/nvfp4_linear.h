@@ -41,7 +41,7 @@ struct Nvfp4Linear {
     check_dtype("bias", bias, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Convert it with bias.to(torch.bfloat16)");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". For another dtype, ask for float32 and convert the result");
     check_device(&x, "x", x);
     check_device(&w_fp4, "w_fp4", x);
     check_device(&w_sf, "w_sf", x);

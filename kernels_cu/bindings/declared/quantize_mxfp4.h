@@ -78,7 +78,7 @@ struct DequantizeMxfp4 {
   void check() const {
     check_name("scale_layout", scale_layout, "linear", "swizzled_128x4");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". For another dtype, ask for float32 and convert the result");
     check_device(&x_fp4, "x_fp4", x_fp4);
     check_device(&x_sf, "x_sf", x_fp4);
     checks::packed_tensor(x_fp4, "x_fp4", ScalarType::Float4_e2m1fn_x2);
