@@ -31,12 +31,7 @@ class PairPlaces {
     place.low = one < 0 ? 8 : 0;
     place.high = two < 0 ? 8 : kTile;
   }
-  __device__ __forceinline__ bool step(int, Place& place) {
-    if (plan_.step_codes == 0) return false;
-    place.codes += plan_.step_codes;
-    place.scales += plan_.step_scales;
-    return true;
-  }
+  __device__ __forceinline__ int steps_end(int to) const { return to; }
   __device__ __forceinline__ int64_t second_codes() const { return apart_ * (w_.cols / 2); }
   __device__ __forceinline__ int64_t second_scales() const { return apart_ * (w_.cols / 16); }
 
@@ -160,7 +155,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   __syncthreads();
   const OwnWords words(after_rings + plan.words_at);
   const PairPlaces places(w, plan, ids, top_k, k_units);
-  TileStream<PairPlaces, kAligned> weights(places, words, w.cols, plan.passes, own.begin);
+  TileStream<PairPlaces, kAligned> weights(places, words, w.cols, plan, own.begin);
   weights.template next<0>(ring.at);
 
   constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;

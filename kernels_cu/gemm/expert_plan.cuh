@@ -81,6 +81,7 @@ void plan_steps(BlockShape& shape, const ExpertWeights& w, int tile_rows) {
   const bool fits = bytes <= std::numeric_limits<int>::max();
   shape.plan.step_codes = alike && fits ? static_cast<int>(bytes) : 0;
   shape.plan.step_scales = shape.plan.step_codes / 8;
+  shape.plan.four_rows = static_cast<int64_t>(w.cols) * 2;
 }
 
 template <auto kKernel, class... Args>

@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   using Places = BundlePlaces<kOneToken>;
   const OwnWords words(after_rings + plan.words_at);
   TileStream<Places, kAligned> weights(Places(w, layout, plan, tables.bundles, begin, words), words,
-                                       w.cols, plan.passes, begin);
+                                       w.cols, plan, begin);
   weights.template next<0>(ring.at);
 
   constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;

@@ -19,6 +19,7 @@ struct ExpertPlan {
   int passes, units;
   int stages;
   int step_codes, step_scales;  // bytes from a warp's tile to its next; 0 if tiles are not alike
+  int64_t four_rows;            // bytes of codes
   int hold_two, hold_eight;     // steps of tiles whose sums a block collects before adding up
   int sums_at, tables_at, words_at;  // byte offsets after the rings
 };
@@ -113,16 +114,9 @@ class BundlePlaces {
     // Gates and ups always fill their tiles.
     place.high = expert < 0 ? 0 : layout_.tile_rows == kTile ? min(w_.rows - row, kTile) : kTile;
   }
-  // Moves from a warp's tile to its next one, if that belongs to the same bundle. locate() would
-  // take a tenth of all instructions.
-  __device__ __forceinline__ bool step(int next, Place& place) {
-    if (plan_.step_codes == 0 ||
-        (kOneToken && next - words_.get(OwnWords::kFirst) >= layout_.tiles)) {
-      return false;
-    }
-    place.codes += plan_.step_codes;
-    place.scales += plan_.step_scales;
-    return true;
+  // Of a batch that ends at `to`, where the tiles end that follow each other in memory.
+  __device__ __forceinline__ int steps_end(int to) const {
+    return kOneToken ? min(to, words_.get(OwnWords::kFirst) + layout_.tiles) : to;
   }
   __device__ __forceinline__ int64_t second_codes() const { return layout_.second_codes; }
   __device__ __forceinline__ int64_t second_scales() const { return layout_.second_scales; }
@@ -146,9 +140,9 @@ class BundlePlaces {
 template <class Places, bool kAligned>
 class TileStream {
  public:
-  __device__ __forceinline__ TileStream(const Places& places, OwnWords words, int cols, int passes,
-                                        int begin)
-      : places_(places), words_(words), cols_(cols), passes_(passes), tile_(begin) {
+  __device__ __forceinline__ TileStream(const Places& places, OwnWords words, int cols,
+                                        const ExpertPlan& plan, int begin)
+      : places_(places), words_(words), cols_(cols), plan_(plan), tile_(begin) {
     const int to = places_.batch_end(begin);
     words_.set(OwnWords::kPass, 0);
     words_.set(OwnWords::kFrom, begin);
@@ -175,16 +169,20 @@ class TileStream {
 
  private:
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
+  static __device__ __forceinline__ int lane_row() { return lane() >> 3; }
 
   __device__ __forceinline__ void advance() {
-    int to = words_.get(OwnWords::kTo);
     tile_ += blockDim.y;
-    const int own = tile_ + static_cast<int>(threadIdx.y);
-    if (own < to && places_.step(own, place_)) return;
-    int pass = words_.get(OwnWords::kPass);
+    // locate() would take a tenth of all instructions.
+    if (tile_ + static_cast<int>(threadIdx.y) < steps_end_) {
+      place_.codes += plan_.step_codes;
+      place_.scales += plan_.step_scales;
+      return;
+    }
+    int to = words_.get(OwnWords::kTo), pass = words_.get(OwnWords::kPass);
     if (tile_ >= to) {
       tile_ = words_.get(OwnWords::kFrom);
-      if (++pass >= passes_) {
+      if (++pass >= plan_.passes) {
         pass = 0;
         tile_ = to;
         to = places_.batch_end(tile_);
@@ -199,7 +197,17 @@ class TileStream {
     const int own = tile_ + static_cast<int>(threadIdx.y);
     place_.low = place_.high = 0;
     k_ = places_.column(pass);
-    if (own < to) places_.locate(own, pass, place_);
+    steps_end_ = 0;
+    if (own >= to) return;
+    places_.locate(own, pass, place_);
+    if (plan_.step_codes != 0) steps_end_ = places_.steps_end(to);
+    if constexpr (kAligned) {
+      // What this lane copies first.
+      place_.codes += static_cast<int64_t>(lane_row()) * (cols_ / 2) + (lane() & 7) * 16;
+      const int row = lane() & 15;
+      place_.scales +=
+          (row < 8 ? 0 : places_.second_scales()) + static_cast<int64_t>(row & 7) * (cols_ / 16);
+    }
   }
   __device__ __forceinline__ bool there(int row) const {
     return row >= place_.low && row < place_.high;
@@ -207,22 +215,18 @@ class TileStream {
 
   template <int kWhich>
   __device__ __forceinline__ void copy(Shared stage) {
-    const int lane_row = lane() >> 3, piece = lane() & 7, pitch = cols_ / 2;
-    const uint8_t* from =
-        place_.codes + static_cast<int64_t>(lane_row) * pitch + piece * 16 + kWhich * kSegment / 2;
-    const Shared to = stage + lane_row * kStageRow + piece * 16;
-    const int64_t four = static_cast<int64_t>(pitch) * 4;
+    const uint8_t* from = place_.codes + kWhich * (kSegment / 2);
+    const Shared to = stage + codes_to_;
     const auto copy_rows = [&](auto&& there) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (there(4 * i + lane_row)) {
-          copy_16(to + i * 4 * kStageRow,
-                  i < 2 ? from + i * four : from + places_.second_codes() + (i - 2) * four);
+        if (i == 2) from += places_.second_codes();
+        if (there(4 * i + lane_row())) {
+          copy_16(to + i * 4 * kStageRow, from + i % 2 * plan_.four_rows);
         }
       }
-      const int row = lane();
-      if (row < kTile && there(row)) {
-        copy_16(stage + row * kStageRow + kScalesAt, scales_at(row) + kWhich * (kSegment / 16));
+      if (lane() < kTile && there(lane())) {
+        copy_16(stage + scales_to_, place_.scales + kWhich * (kSegment / 16));
       }
     };
     // Nearly all tiles are whole. They have no row to ask about.
@@ -232,6 +236,7 @@ class TileStream {
       copy_rows([&](int row) { return there(row); });
     }
   }
+  // For unaligned weights.
   __device__ __forceinline__ const uint8_t* codes_at(int row) const {
     return place_.codes + (row < 8 ? 0 : places_.second_codes()) +
            static_cast<int64_t>(row & 7) * (cols_ / 2);
@@ -243,22 +248,29 @@ class TileStream {
 
   Places places_;
   OwnWords words_;
-  const int cols_, passes_;
+  const int cols_;
+  const ExpertPlan& plan_;
   int tile_, k_;
+  int steps_end_;  // to tiles before this one, the next is a step away
   Place place_;
+  // Where a lane's parts go in a stage. Kept, because they would be computed each time.
+  const uint32_t codes_to_ =
+      kept(uint32_t{threadIdx.x % 32 / 8 * kStageRow + threadIdx.x % 8 * 16});
+  const uint32_t scales_to_ = kept(uint32_t{threadIdx.x % 32 * kStageRow + kScalesAt});
 };
 
 // A warp's ring of stages.
 struct WarpRing {
   Shared at;
   int stages;
-  int read, written;
+  // The stage to multiply next, and the one that was multiplied last.
+  Shared read, free;
 
   __device__ __forceinline__ WarpRing(unsigned char* shared, int warp, int stages)
       : at(shared_at(shared) + warp * stages * kStage),
         stages(stages),
-        read(0),
-        written((stages - 1) * kStage) {}
+        read(at),
+        free(at + (stages - 1) * kStage) {}
   // Requests the second or the third stage of four. The first is already on its way.
   template <int kStageIndex, class Stream>
   __device__ __forceinline__ void fill(Stream& weights) const {
@@ -277,7 +289,10 @@ __device__ __forceinline__ void multiply_own_tiles(Stream& weights, WarpRing& ri
                                                    unsigned char* after_rings, const Job& job) {
   const int beside = blockDim.y, warp = thread_index() >> 5;
   const int hold = (WayTraits<kWay>::kAfter ? plan.hold_two : plan.hold_eight) * beside;
-  const int last = (ring.stages - 1) * kStage;
+  const Shared last = ring.at + (ring.stages - 1) * kStage;
+  // What a lane reads of a stage. Kept, as it would be computed each time.
+  const uint32_t codes_from = kept(lane_codes_at(threadIdx.x & 31)),
+                 scales_from = kept(lane_scales_at(threadIdx.x & 31));
   const bool many = ring.stages == kManyStages;
   const int warps = static_cast<int>(blockDim.x >> 5) * beside;
   const Shared own_x = shared_at(after_rings - (warps - warp) * kHeldX);
@@ -319,17 +334,17 @@ __device__ __forceinline__ void multiply_own_tiles(Stream& weights, WarpRing& ri
             wait_for_stage(many);
             __syncwarp();
             if (s == 0) {
-              weights.template next<1>(ring.at + ring.written);
+              weights.template next<1>(ring.free);
             } else {
-              weights.template next<0>(ring.at + ring.written);
+              weights.template next<0>(ring.free);
             }
-            ring.written = ring.written == last ? 0 : ring.written + kStage;
             if (s < own) {
-              LaneWords words(lane_parts(ring.at + ring.read));
+              LaneWords words({ring.read + codes_from, ring.read + scales_from});
               multiply_segment<Input, kWay>(
                   words, [&](int c, int i) { return fragments.words(s, c, i); }, acc);
             }
-            ring.read = ring.read == last ? 0 : ring.read + kStage;
+            ring.free = ring.read;
+            ring.read = ring.read == last ? ring.at : ring.read + kStage;
           }
           job.template keep<kWay>(acc[0], fragments.undo, tile, words.get(OwnWords::kUnit));
         }

@@ -449,10 +449,6 @@ __device__ __forceinline__ uint32_t lane_codes_at(int lane) {
 __device__ __forceinline__ uint32_t lane_scales_at(int lane) {
   return (lane >> 2) * kStageRow + kScalesAt + (lane & 3) * 4;
 }
-__device__ __forceinline__ LaneParts lane_parts(Shared stage) {
-  const int lane = threadIdx.x & 31;
-  return {stage + lane_codes_at(lane), stage + lane_scales_at(lane)};
-}
 // What it has loaded of that: scales and half of the codes at first, so that it can wait for them
 // while it requests a stage.
 struct LaneWords {
