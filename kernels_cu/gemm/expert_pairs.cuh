@@ -145,8 +145,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   const BlockToken token(routing.tokens);
   const TileRange own = token.share(w.rows / 8);
   if (thread_index() == 0) begin_block(own);
-  wait_for_previous();
-  let_next_begin();
+  previous_has_waited();  // and writes only x
   for (int i = thread_index(); i < top_k; i += thread_count()) {
     const int pair = static_cast<int>(token.token) * top_k + i;
     ids[i] = expert_of(routing, pair);
@@ -157,6 +156,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   const PairPlaces places(w, plan, ids, top_k, k_units);
   TileStream<PairPlaces, kAligned> weights(places, words, w.cols, plan, own.begin);
   weights.template next<0>(ring.at);
+  wait_for_previous();
+  let_next_begin();
 
   constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
   constexpr LinearWay kWay = kAfter ? LinearWay::kTwoRows : LinearWay::kEightRows;

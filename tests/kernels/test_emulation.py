@@ -19,7 +19,7 @@ HEADERS = sorted(
     for path in (*KERNELS.rglob("*.cuh"), *KERNELS.rglob("*.h"))
     if path.parent.name not in ("bindings", "declared")
 )
-NOTHING, READS, WRITES, COPIES, PREFETCHES, MISALIGNS = range(6)
+NOTHING, READS, WRITES, COPIES, PREFETCHES, MISALIGNS, READS_EARLY = range(7)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,22 @@ def test_violations(
     if not error:
         assert list(values) == [1.0 + grid, 2.0 + grid, 3.0 + grid, 4.0 + grid]
     machine.emulation_release_all()
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_what_the_kernel_before_writes_is_read_after_the_wait(
+    libraries: tuple[ctypes.CDLL, ctypes.CDLL], descending: bool
+) -> None:
+    machine, kernels = libraries
+    for same in (False, True):
+        machine.emulation_use(0, int(descending))
+        first, second = (machine.emulation_allocate(20, 0) for _ in range(2))
+        assert kernels.violate(NOTHING, ctypes.c_void_p(first), 1) == 0
+        memory = first if same else second
+        status = kernels.violate(READS_EARLY, ctypes.c_void_p(memory), 1)
+        assert (status == 0) != same
+        assert ("before it waits" in machine.emulation_error().decode()) == same
+        machine.emulation_release_all()
 
 
 @pytest.mark.parametrize(

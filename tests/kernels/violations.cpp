@@ -6,12 +6,13 @@
 
 namespace {
 
-enum class What : int { kNothing, kReads, kWrites, kCopies, kPrefetches, kMisaligns };
+enum class What : int { kNothing, kReads, kWrites, kCopies, kPrefetches, kMisaligns, kReadsEarly };
 
 void kernel(What what, float* data, int count) {
   thread_local float4 shared[1];
   float before = 0.0f;
-  if (what == What::kReads) before = data[threadIdx.x];
+  if (what == What::kReadsEarly) jitquant::previous_has_waited();
+  if (what == What::kReads || what == What::kReadsEarly) before = data[threadIdx.x];
   if (what == What::kWrites) data[threadIdx.x] = 1.0f;
   jitquant::prefetch(what == What::kPrefetches ? data + count : data);
   jitquant::wait_for_previous();

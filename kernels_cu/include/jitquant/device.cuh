@@ -75,6 +75,13 @@ __device__ __forceinline__ void wait_for_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// Says that the kernel before always lets this one begin after its own wait. Then everything that
+// was written before that kernel can be read now, and wait_for_previous() is for what it writes.
+__device__ __forceinline__ void previous_has_waited() {
+#ifndef __CUDACC__
+  jitquant_previous_has_waited();
+#endif
+}
 // From here on the next kernel may be scheduled. This may come before the wait: it defines when the
 // next kernel may start, not what it sees. By the memory model of PTX, the next kernel's wait
 // returns when this grid is complete and its memory operations are visible. Every thread of this

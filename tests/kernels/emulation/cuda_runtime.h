@@ -108,6 +108,9 @@ inline uint32_t __reduce_max_sync(unsigned mask, uint32_t value) {
 inline void cudaGridDependencySynchronize() {
   emulation::wait_for_previous();
 }
+inline void jitquant_previous_has_waited() {
+  emulation::previous_has_waited();
+}
 inline void __prefetch_global_l2(const void* p) {
   emulation::prefetch(p);
 }

@@ -152,13 +152,27 @@ struct Region {
 };
 std::vector<Region> regions;
 bool knows_tensors = false;  // not those of a call from Python that makes its own
-bool is_protected = false;
+bool is_protected = false, reads_allowed = false;
+std::vector<char> before;  // what all tensors were before the launch before
 struct sigaction usual[NSIG];  // what signals did before
 
 void protect(bool on) {
   if (arena == nullptr || on == is_protected) return;
   mprotect(arena, arena_used, on ? PROT_NONE : PROT_READ | PROT_WRITE);
   is_protected = on;
+  reads_allowed = false;
+}
+
+// Of the pages that the launch before has not changed.
+void allow_reads() {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  for (size_t at = 0; at < arena_used; at += page) {
+    const bool known = at + page <= before.size();
+    mprotect(arena + at, page, PROT_READ);
+    if (!known || std::memcmp(arena + at, before.data() + at, page) != 0) {
+      mprotect(arena + at, page, PROT_NONE);
+    }
+  }
 }
 
 void on_fault(int signal, siginfo_t* info, void*) {
@@ -390,6 +404,7 @@ bool run(const Launch& l, const std::function<void()>& thread) {
   body = thread;
   overlapped = l.overlapped;
   stopped = false;
+  std::vector<char> now(arena, arena + arena_used);
   const unsigned size = l.cooperative ? l.grid : l.cluster;
   gang_threads = size * threads;
   if (fibers.size() < gang_threads) fibers.resize(gang_threads);
@@ -399,6 +414,7 @@ bool run(const Launch& l, const std::function<void()>& thread) {
              i < 2 || i + 1 == gangs || i % (gangs / 4 + 1) == 0);
   }
   std::memcpy(shared.data, of_host.data(), shared.bytes);
+  before = std::move(now);
   return error_text[0] == '\0';
 }
 
@@ -444,6 +460,11 @@ bool refuses() {
 
 unsigned lane() {
   return flat(threadIdx) & 31;
+}
+
+void previous_has_waited() {
+  // Once for a gang: all of it comes here first.
+  if (is_protected && !std::exchange(reads_allowed, true)) allow_reads();
 }
 
 void wait_for_previous() {

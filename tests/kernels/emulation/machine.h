@@ -85,6 +85,8 @@ char* shared_pointer(uint32_t address);
 unsigned lane();
 // That all threads of a launch that overlaps with the one before have to do.
 void wait_for_previous();
+// From here on, threads may read what the launch before has not changed.
+void previous_has_waited();
 // A thread waits until something is so, which others bring about.
 void wait_until(const std::function<bool()>& ready);
 // Lets all others run first.
