@@ -35,6 +35,9 @@ struct LinearPlan {
   int flush, hold;  // tiles whose sums a block collects before adding up, and keeps between passes
   int own_sums;     // bytes of sums of a warp
   int own_x;        // and of x, if it stays in shared memory
+  int own_staging;  // from the x that a warp stages to that of the next; own_sums, unless these
+                    // overlap with sums of other warps
+  bool copies_x;    // asynchronously
   bool prefetches;  // before it waits for the previous kernel
   int kept_at;      // bytes from the sums to those kept between passes or for the other block
   int received_at;  // and to those that the other block sent, after 16 bytes for their barrier
@@ -307,8 +310,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   const Shared ring = shared_at(tiles) + warp * stages * kStage;
   const Shared own_x = shared_at(tiles) + warps * stages * kStage + warp * plan.own_x;
   unsigned char* const after_rings = tiles + warps * (stages * kStage + plan.own_x);
-  // Sums, as (warp, tile, piece), where the warp first stages its x. Then those kept between
-  // passes, as (tile, piece).
+  // Sums, as (warp, tile, piece), where warps first stage x. Then those kept between passes, as
+  // (tile, piece).
   const Shared sums = shared_at(after_rings), own_sums = sums + warp * plan.own_sums;
   const Shared kept_sums = sums + plan.kept_at + lane * (kEach * 4);
 
@@ -328,6 +331,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   wait_for_previous();
 
   Fragments<Input, kWay, kAligned> fragments;
+  constexpr bool kMayCopy = fragments.kTurned;
   const bool many = stages == kManyStages;
   // The stage to multiply next, and the one that was multiplied last.
   Shared read = ring, free = ring + (stages - 1) * kStage;
@@ -360,7 +364,16 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
       const int k = share_of_k<Way>(plan) + pass * column_step<Way>() + index.first_column<Way>();
       const bool begins = hold_row == first_hold && pass == 0;
       if (begins || plan.passes > 1) {
-        fragments.request(x, k);
+        const Shared staging = sums + warp * plan.own_staging;
+        if constexpr (kMayCopy) {
+          if (plan.copies_x) {
+            fragments.copy(x, k, staging);
+          } else {
+            fragments.request(x, k);
+          }
+        } else {
+          fragments.request(x, k);
+        }
         // Keeps the compiler from moving these loads behind the copies, where they would queue.
         __syncwarp();
         if (begins) {
@@ -369,9 +382,19 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
         }
         if constexpr (Way::kAfter) {
           fragments.arrange(own_x, rows);
+        } else if (kMayCopy && plan.copies_x) {
+          if (!begins) {
+            __pipeline_wait_prior(0);
+          } else if (many) {
+            __pipeline_wait_prior(2);  // the two stages above
+          } else {
+            __pipeline_wait_prior(1);
+          }
+          fragments.take(staging);
         } else {
-          fragments.arrange(own_sums);
+          fragments.arrange(staging);
         }
+        if (plan.own_staging != plan.own_sums) __syncthreads();
         // The third stage would delay x.
         if (begins && many) weights.template next<0>(ring + 2 * kStage);
 #if defined(JITQUANT_HAS_CLUSTERS)
@@ -527,9 +550,10 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
   LinearPlan plan = {};
   int along = 0, beside = 0;
   int64_t grid = 0, shared = 0;
-  // Fewer stages, then half as many warps, if a block has less shared memory than on compute
-  // capability 9.0.
-  const auto fits = [&](int most_warps, int stages) {
+  // If a block has less shared memory than on compute capability 9.0: x through registers, then
+  // fewer stages, then half as many warps.
+  const auto fits = [&](int most_warps, int stages, bool copies) {
+    plan.copies_x = copies;
     // Spans of nearly equal length, with few enough pairs for the warps of a block.
     constexpr int kPairWarps = 2 / Way::kSegments;
     const int pairs = (w.cols + 2 * kSegment - 1) / (2 * kSegment);
@@ -554,27 +578,37 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
     const int warps = along * beside;
     plan.stages = stages;
     if (stages == kManyStages && warps > 8) return false;
+    if (copies && beside > 1) return false;  // each would copy x: 2 to 4% slower
 
     const int64_t steps = (tiles + beside - 1) / beside;
     grid = steps < places ? steps : places;
     const int64_t own = (steps + grid - 1) / grid;
-    // Sums that a step keeps; half as many come from the other block.
+    // Sums that a step keeps, and that come from the other block.
     const int64_t units = Piece::kUnits * beside;
-    const int64_t keep = plan.shares > 1   ? (2 * units + units + 1) / 2 * kUnitBytes
-                         : plan.passes > 1 ? units * kUnitBytes
-                                           : 0;
-    constexpr int64_t kTileBytes = Piece::kSums * 4, kStagedX = Way::kAfter ? 0 : kStaged;
-    const int64_t needed = warps * (kStagedX > kTileBytes ? kStagedX : kTileBytes);
+    const int64_t kept = plan.shares > 1 || plan.passes > 1 ? units * kUnitBytes : 0;
+    const int64_t sent = plan.shares > 1 ? (units + 1) / 2 * kUnitBytes : 0, both = kept + sent;
+    constexpr int64_t kTileBytes = Piece::kSums * 4;
+    const int64_t own_staged = Way::kAfter ? 0 : plan.copies_x ? kCopied : kStaged;
+    const int64_t staged = warps * own_staged, tile_sums = warps * kTileBytes;
+    // A later pass stages x beside the sums that are kept.
+    const int64_t needed = plan.passes > 1 && staged > tile_sums ? staged : tile_sums;
     plan.own_x =
         Way::kAfter ? static_cast<int>(x.rows) * TwoRowFragments<Input, kAligned>::kRowBytes : 0;
     const int64_t ring = static_cast<int64_t>(warps) * (stages * kStage + plan.own_x);
-    const int64_t left = (shared_bytes - ring) / 1024 * 1024;
+    const int64_t left = (shared_bytes - ring) / 1024 * 1024 - 16;
+    if (left < staged || left < needed) return false;
     const int64_t most_kept = left - needed < left / 2 ? left - needed : left / 2;
-    if (most_kept < keep + 16) return false;
-    const int64_t hold = keep > 0 && own * keep > most_kept - 16 ? (most_kept - 16) / keep : own;
-    const int64_t flushed = (left - hold * keep - 16) / (warps * kTileBytes),
-                  flush = flushed < hold ? flushed : hold;
-    plan.own_sums = static_cast<int>(flush * kTileBytes > kStagedX ? flush * kTileBytes : kStagedX);
+    int64_t hold = own;
+    if (both > 0 && hold * both > most_kept) hold = most_kept / both;
+    // The other block may send while this one still stages x.
+    if (hold * sent > left - staged) hold = (left - staged) / sent;
+    if (hold < 1) return false;
+    const int64_t most_flush = (left - hold * both) / tile_sums,
+                  flush = most_flush < hold ? most_flush : hold;
+    const bool overlaps = flush * kTileBytes < own_staged && staged + hold * both > left;
+    plan.own_sums = static_cast<int>(
+        flush * kTileBytes > own_staged || overlaps ? flush * kTileBytes : own_staged);
+    plan.own_staging = static_cast<int>(overlaps ? own_staged : plan.own_sums);
     plan.row_step = static_cast<int>(grid * beside * kTile);
     plan.stop = static_cast<int>(steps * beside * kTile);
     plan.codes_step = static_cast<int64_t>(plan.row_step) * (w.cols / 2);
@@ -583,14 +617,17 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
     plan.hold = static_cast<int>(hold);
     plan.flush = static_cast<int>(flush);
     plan.kept_at = warps * plan.own_sums;
-    plan.received_at = plan.kept_at + static_cast<int>(hold * units * kUnitBytes);
-    shared = ring + plan.kept_at + hold * keep + 16;
+    plan.received_at = plan.kept_at + static_cast<int>(hold * kept);
+    if (plan.received_at < staged) plan.received_at = static_cast<int>(staged);
+    shared = ring + plan.received_at + 16 + hold * sent;
     return true;
   };
-  if (!fits(kMostWarps, kManyStages) && !fits(kMostWarps, kFewStages) &&
-      !fits(kMostWarps / 2, kFewStages)) {
-    return cudaErrorInvalidConfiguration;
-  }
+  constexpr bool kMayCopy = Fragments<Input, kWay, kAligned>::kTurned;
+  const bool planned =
+      (kMayCopy && (fits(kMostWarps, kManyStages, true) || fits(kMostWarps, kFewStages, true))) ||
+      fits(kMostWarps, kManyStages, false) || fits(kMostWarps, kFewStages, false) ||
+      fits(kMostWarps / 2, kFewStages, false);
+  if (!planned) return cudaErrorInvalidConfiguration;
   plan.prefetches = !follows_other_kernel;  // there, x would come later
   // More than half of an SM. Otherwise, while an earlier kernel ends, some SMs get two blocks and
   // others none.

@@ -19,6 +19,7 @@ constexpr int kMostWarps = 16;
 // to a sixth longer.
 constexpr int kFewStages = 2, kManyStages = 4;
 constexpr int kStaged = 8 * kSegment * 2;  // bytes of x that a warp transposes at once
+constexpr int kCopied = 2 * kStaged;       // of its x in a pass, with up to 8 or 16 rows
 constexpr int kNoRow = 1 << 30;
 constexpr int kPitch = 20;  // floats from one column of a warp's sums to the next
 
@@ -338,6 +339,39 @@ struct RowFragments {
 #pragma unroll
         for (int q = 0; q < 8; ++q) order_x8<Input>(p + q * 4);
       }
+    }
+  }
+
+  // If kTurned, copy() and take() do the same as request() and arrange(), without registers until
+  // x has arrived. They need kCopied bytes that only this warp uses. copy() starts one group of
+  // asynchronous copies, for which the warp waits before take().
+  __device__ __forceinline__ void copy(const LinearOperand& x, int k, Shared staging) const {
+    const int lane = kept(threadIdx.x & 31);
+#pragma unroll
+    for (int s = 0; s < Way::kSegments; ++s) {
+      if (k + s * kSegment >= x.cols) continue;
+      const uint16_t* from = piece_of_x(x, 0, k + s * kSegment + lane * 8);
+#pragma unroll
+      for (int row = 0; row < 8 * Way::kColumns; ++row) {
+        if (row >= x.rows) break;
+        copy_16(staging + s * kStaged + row * 512 + x_piece(row % 8, lane) * 16, from);
+        from = kept(from + x.stride);
+      }
+    }
+    __pipeline_commit();
+  }
+  __device__ __forceinline__ void take(Shared staging) {
+    const int lane = kept(threadIdx.x & 31), g = lane >> 2, t = lane & 3;
+    __syncwarp();  // other lanes' copies have arrived
+#pragma unroll
+    for (int i = 0; i < kCopied / kStaged; ++i) {
+      uint32_t (&p)[32] = pairs[i / Way::kColumns][i % Way::kColumns];
+#pragma unroll
+      for (int q = 0; q < 8; ++q) {
+        load_16(staging + i * kStaged + g * 512 + x_piece(g, t * 8 + q) * 16, p + q * 4);
+      }
+#pragma unroll
+      for (int q = 0; q < 8; ++q) order_x8<Input>(p + q * 4);
     }
   }
 };
