@@ -22,7 +22,7 @@ from jitquant.nn._linear import check_columns, check_input_gsa, check_same_dtype
 from jitquant.nn._matmul import is_hopper
 from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
 from jitquant.nn._weights import WeightCache
-from jitquant.nn.float8 import multiply
+from jitquant.nn.float8 import ScaleFormat, multiply
 from jitquant.numerics.nvfp4 import gsa_from_amax
 from jitquant.ops.experts import EXPERTS, MOST_EXPERTS, MOST_TOP_K, nvfp4_grouped_linear
 from jitquant.ops.nvfp4 import quantize_nvfp4
@@ -496,17 +496,20 @@ class Float8BlockwiseExperts(Experts):
     One product for each expert that has tokens, after another: the CPU reads how many each has.
     """
 
-    def __init__(self, original: nn.Module) -> None:
+    def __init__(self, original: nn.Module, *, scale_format: ScaleFormat | None = None) -> None:
         """Takes the parameters of a module of experts.
 
         Args:
             original: whose `refusal` is None.
+            scale_format: as for `jitquant.nn.Float8BlockwiseLinear`.
 
         Raises:
-            ValueError: `refusal` has a reason.
+            ValueError: `refusal` has a reason, or scale_format is not accepted.
         """
         _check(original)
+        one_of("scale_format", scale_format, ("float32", "ue8m0", None))
         super().__init__(original)
+        self.scale_format = scale_format
         for name in (projection.name for projection in self.projections):
             self.register_parameter(name, original.get_parameter(name))
         self._take_biases(original, frozen=False)
@@ -546,6 +549,7 @@ class Float8BlockwiseExperts(Experts):
                     version=0,
                     cache=cache,
                     part=kept,
+                    scale_format=self.scale_format,
                 )
                 made.append(y)
             found.append(projection.together(made, -1))
@@ -573,6 +577,15 @@ class Float8BlockwiseExperts(Experts):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._forget()
         super()._load_from_state_dict(*args, **kwargs)
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._forget()  # as `Float8BlockwiseLinear` does
+        super()._save_to_state_dict(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_parameters", ()):
+            self._forget()  # as `Float8BlockwiseLinear` does
+        super().__setattr__(name, value)
 
 
 def _part(transposed: bool, expert: int, rows: slice, whole: Tensor) -> Tensor:

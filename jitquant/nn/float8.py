@@ -290,3 +290,9 @@ class Float8BlockwiseLinear(nn.Linear):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._cache.clear()
         super()._load_from_state_dict(*args, **kwargs)
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        # torch.distributed.checkpoint loads into what state_dict() returns. If that is a DTensor,
+        # no version tells.
+        self._cache.clear()
+        super()._save_to_state_dict(*args, **kwargs)

@@ -265,7 +265,7 @@ class NVFP4TrainingLinear(nn.Linear):
         return made.train(linear.training)
 
     def reset_parameters(self) -> None:
-        """As ``nn.Linear``, plus a new seed; needed after ``to_empty``."""
+        """As ``nn.Linear``, plus a new seed."""
         super().reset_parameters()
         if "rng_state" in self._buffers:
             self._seed_anew()
@@ -275,6 +275,13 @@ class NVFP4TrainingLinear(nn.Linear):
         if self.rng_state.is_meta and not self.weight.is_meta:  # assigned to a model on "meta"
             self._follow_weight()
 
+    def _apply(self, fn: Any, recurse: bool = True) -> NVFP4TrainingLinear:
+        was_meta = self.rng_state.is_meta
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if was_meta:  # to_empty() leaves what the memory held
+            self._seed_anew()
+        return self
+
     def _follow_weight(self) -> None:
         """A new state where the weight is."""
         self.rng_state = torch.zeros(2, dtype=torch.int64, device=self.weight.device)
@@ -282,7 +289,11 @@ class NVFP4TrainingLinear(nn.Linear):
 
     def _seed_anew(self) -> None:
         if not self.rng_state.is_meta:
-            self.seed_rounding(int(torch.randint(1 << 62, (), device="cpu")))
+            self._restart(torch.randint(1 << 62, (1,), device="cpu"))
+
+    def _restart(self, seed: Tensor) -> None:
+        with torch.no_grad():
+            self.rng_state.copy_(torch.cat((seed, torch.zeros_like(seed))))
 
     def seed_rounding(self, seed: int) -> None:
         """Restarts the random bytes, with offset 0.
@@ -292,13 +303,18 @@ class NVFP4TrainingLinear(nn.Linear):
 
         Raises:
             TypeError, ValueError: it is no int64.
+            ValueError: the layer is on "meta", where it cannot keep a seed.
         """
         if not isinstance(seed, SupportsIndex):
             raise _checks.wrong_scalar(seed, "seed", "int")
         if not -(1 << 63) <= int(seed) < 1 << 63:
             raise ValueError(f"seed: expected a number from -2**63 to 2**63 - 1, got {seed}")
-        with torch.no_grad():
-            self.rng_state.copy_(torch.tensor([seed, 0], device="cpu"))
+        if self.rng_state.is_meta:
+            raise ValueError(
+                'layer: expected one whose memory is there, got one on "meta". Seed it after '
+                "to_empty() or load_state_dict(assign=True)"
+            )
+        self._restart(torch.tensor([seed], dtype=torch.int64, device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
         """``x @ weight.T + bias``.
@@ -311,9 +327,14 @@ class NVFP4TrainingLinear(nn.Linear):
             (..., out_features) of autocast's dtype if it is enabled, otherwise of x's.
 
         Raises:
-            TypeError: x is of another dtype.
+            TypeError: x is of another dtype, or the weight is a DTensor.
             ValueError: x has another last dimension.
         """
+        if hasattr(self.weight, "device_mesh"):
+            raise TypeError(
+                "weight: expected a tensor, got a DTensor. Call convert before fully_shard. For "
+                "tensor parallelism, use Float8BlockwiseLinear"
+            )
         check_input(x, self.in_features, self.weight.dtype)
         dtype = output_dtype(x)
         if x.numel() == 0:

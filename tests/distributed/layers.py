@@ -390,6 +390,25 @@ def case_fsdp_sees_weights_that_no_optimizer_wrote(here: Here) -> None:
         torch.testing.assert_close(second, 2 * first, rtol=1e-5, atol=1e-6)
 
 
+def case_weights_in_parallel_are_loaded_in_place(here: Here) -> None:
+    """As torch.distributed.checkpoint writes to the tensors of a state_dict."""
+    layer = nn.Linear(HIDDEN, WIDE, bias=False, device=here.device)
+    style = torch_parallel.ColwiseParallel()
+    made = parallelize_module(jnn.Float8BlockwiseLinear.from_linear(layer), here.mesh, style)
+    x = tokens(here, torch.float32)
+    with torch.no_grad():
+        before = made(x)
+        made.state_dict()["weight"].to_local().detach().mul_(2)
+        assert torch.equal(made(x), 2 * before)
+
+
+def case_nvfp4_training_refuses_dtensors(here: Here) -> None:
+    layer = jnn.NVFP4TrainingLinear(WIDE, HIDDEN, device=here.device)
+    made = parallelize_module(layer, here.mesh, torch_parallel.ColwiseParallel())
+    with pytest.raises(TypeError, match="weight: expected a tensor, got a DTensor"):
+        made(torch.ones(16, WIDE, device=here.device))
+
+
 def case_state_dict_of_fsdp_is_that_of_linear(here: Here) -> None:
     made = model(here, "fp8_block", torch.float32)
     names = {name: p.shape for name, p in made.state_dict().items()}

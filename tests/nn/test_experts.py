@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,25 @@ def test_fp8_trains_and_sees_new_weights() -> None:
     before = made(x, index, weights)
     torch.optim.SGD(made.parameters(), lr=0.1).step()
     assert not torch.equal(made(x, index, weights), before)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        # As FSDP puts a gathered weight in: the same object, in the same place.
+        lambda m: (m.down_proj.data.mul_(2), setattr(m, "down_proj", m.down_proj)),
+        lambda m: (m.state_dict(), m.down_proj.data.mul_(2)),
+        lambda m: (m.down_proj.data.mul_(2), m.train()),
+    ],
+    ids=["set", "saved", "train"],
+)
+def test_fp8_sees_weights_that_no_version_tells_of(change: Callable[[nn.Module], object]) -> None:
+    made = Float8BlockwiseExperts(mixture("Mixtral").model.layers[0].mlp.experts)
+    x, index, weights = routed(made)
+    with torch.no_grad():
+        before = made(x, index, weights)
+        change(made)
+        assert torch.equal(made(x, index, weights), 2 * before)
 
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "fp8_block"])

@@ -345,11 +345,23 @@ def test_weight_is_quantized_once_a_step(name: str, quantized: list[Tensor]) -> 
         lambda m: m.load_state_dict({"weight": m.weight + 1, "bias": m.bias}),
         lambda m: m.load_state_dict({"weight": m.weight + 1, "bias": m.bias}, assign=True),
         lambda m: (m.weight.data.add_(1), m.weight_changed()),
+        lambda m: (m.state_dict(), m.weight.data.add_(1)),
         lambda m: (m.weight.data.add_(1), m.eval()),
         lambda m: (m.train(), m.weight.data.add_(1)),
         lambda m: m.float(),
     ],
-    ids=["in_place", "parameter", "data", "load", "assign", "told", "eval", "train", "dtype"],
+    ids=[
+        "in_place",
+        "parameter",
+        "data",
+        "load",
+        "assign",
+        "told",
+        "saved",
+        "eval",
+        "train",
+        "dtype",
+    ],
 )
 @torch.no_grad()
 @torch.autocast("cpu")  # or a layer in fp32 would refuse x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,11 @@ from reference import oracle, oracle_recipes
 from samples import randn
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import jitquant
 from jitquant.nn import NVFP4TrainingLinear, NVFP4TrainingRecipe, convert, linears_in_last_blocks
@@ -251,13 +257,47 @@ def test_a_layer_from_meta_gets_a_seed() -> None:
     with torch.device("meta"):
         layer = NVFP4TrainingLinear(32, 16)
     assert layer.rng_state.is_meta
-    layer.to_empty(device="cpu")
-    layer.rng_state.fill_(-1)
+    with pytest.raises(ValueError, match="Seed it after"):
+        layer.seed_rounding(3)
+    seeds = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        # What the memory holds is no seed; here it is known.
+        layer.to("meta")._apply(lambda t: torch.full_like(t, -1, device="cpu"))
+        seeds.append(layer.rng_state.tolist())
+    assert seeds[0] == seeds[1] != [-1, -1]
+    assert seeds[0][0] >= 0
+    assert seeds[0][1] == 0
     layer.reset_parameters()
-    assert int(layer.rng_state[0]) >= 0
-    assert int(layer.rng_state[1]) == 0
     layer(randn(16, 32, dtype=torch.float32)).sum().backward()
     assert int(layer.rng_state[1]) == 1
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_checkpointing_may_save_the_state(compiled: bool) -> None:
+    """As docs/nvfp4-training.md says. Then two forwards may come before the backwards."""
+
+    def policy(_: Any, op: Any, *args: Any, **keywords: Any) -> CheckpointPolicy:
+        saved = op == torch.ops.jitquant.next_rng_state.default
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    layer = NVFP4TrainingLinear(32, 32)
+    x, grad = (randn(16, 32, dtype=torch.float32, seed=seed) for seed in range(2))
+
+    def recomputed(rows: Tensor) -> Any:
+        return checkpoint(layer, rows, use_reentrant=False, context_fn=contexts)
+
+    step = torch.compile(recomputed, backend="aot_eager") if compiled else recomputed
+    found = []
+    for run in (layer, step):
+        layer.seed_rounding(5)
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        for y in [run(t) for t in inputs]:
+            y.backward(grad)
+        found.append([t.grad for t in inputs])
+        assert int(layer.rng_state[1]) == 2
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
 def test_a_layer_that_is_assigned_to_from_meta_gets_a_seed() -> None:
