@@ -135,7 +135,10 @@ class DelayedScaling:
         return {"scale": self.scale, "amax_history": self.amax_history}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Copies a `state_dict` of the same shapes into this one, in place.
+        """Copies a `state_dict` of an object with the same arguments into this one, in place.
+
+        The state does not say which dtype, margin and algorithm it is of: the first step takes its
+        scale as it is.
 
         Raises:
             KeyError: a part is missing.

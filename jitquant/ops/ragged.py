@@ -415,7 +415,10 @@ def quantize_ragged(
     elif recipe not in RECIPES:
         one_of("recipe", recipe, RECIPES)
     if format != "fp8_tensor" and activation != "none":
-        one_of("activation", activation, ("none",))
+        raise ValueError(
+            f"activation: expected 'none' with format {format!r}, got {activation!r}. "
+            "Only format 'fp8_tensor' applies one"
+        )
     op = _OF_FORMATS[format]
     done = op.into(
         _fitting(out, x, format, False),
