@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   wait_for_previous();
 
   Fragments<Input, kWay, kAligned> fragments;
-  constexpr bool kMayCopy = fragments.kTurned;
+  constexpr bool kMayCopy = fragments.kMayCopy;
   const bool many = stages == kManyStages;
   // The stage to multiply next, and the one that was multiplied last.
   Shared read = ring, free = ring + (stages - 1) * kStage;
@@ -622,7 +622,7 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
     shared = ring + plan.received_at + 16 + hold * sent;
     return true;
   };
-  constexpr bool kMayCopy = Fragments<Input, kWay, kAligned>::kTurned;
+  constexpr bool kMayCopy = Fragments<Input, kWay, kAligned>::kMayCopy;
   const bool planned =
       (kMayCopy && (fits(kMostWarps, kManyStages, true) || fits(kMostWarps, kFewStages, true))) ||
       fits(kMostWarps, kManyStages, false) || fits(kMostWarps, kFewStages, false) ||

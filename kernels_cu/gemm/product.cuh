@@ -19,7 +19,7 @@ constexpr int kMostWarps = 16;
 // to a sixth longer.
 constexpr int kFewStages = 2, kManyStages = 4;
 constexpr int kStaged = 8 * kSegment * 2;  // bytes of x that a warp transposes at once
-constexpr int kCopied = 2 * kStaged;       // of its x in a pass, with up to 8 or 16 rows
+constexpr int kCopied = 2 * kStaged;       // of its x in a pass, of 16 rows
 constexpr int kNoRow = 1 << 30;
 constexpr int kPitch = 20;  // floats from one column of a warp's sums to the next
 
@@ -281,6 +281,8 @@ struct RowFragments {
   using Way = WayTraits<kWay>;
   // Whether x is loaded row by row and rearranged in shared memory.
   static constexpr bool kTurned = !LinearInput<Input>::kCodes && kAligned;
+  // Up to 8 rows gain up to 3% by copies, but the code of both ways costs the others as much.
+  static constexpr bool kMayCopy = kTurned && Way::kColumns == 2;
   static constexpr float undo = 1.0f;  // as in TwoRowFragments
 
   uint32_t pairs[Way::kSegments][Way::kColumns][32];
@@ -342,21 +344,17 @@ struct RowFragments {
     }
   }
 
-  // If kTurned, copy() and take() do the same as request() and arrange(), without registers until
+  // If kMayCopy, copy() and take() do the same as request() and arrange(), without registers until
   // x has arrived. They need kCopied bytes that only this warp uses. copy() starts one group of
   // asynchronous copies, for which the warp waits before take().
   __device__ __forceinline__ void copy(const LinearOperand& x, int k, Shared staging) const {
     const int lane = kept(threadIdx.x & 31);
+    const uint16_t* from = piece_of_x(x, 0, k + lane * 8);
 #pragma unroll
-    for (int s = 0; s < Way::kSegments; ++s) {
-      if (k + s * kSegment >= x.cols) continue;
-      const uint16_t* from = piece_of_x(x, 0, k + s * kSegment + lane * 8);
-#pragma unroll
-      for (int row = 0; row < 8 * Way::kColumns; ++row) {
-        if (row >= x.rows) break;
-        copy_16(staging + s * kStaged + row * 512 + x_piece(row % 8, lane) * 16, from);
-        from = kept(from + x.stride);
-      }
+    for (int row = 0; row < Way::kRows; ++row) {
+      if (k >= x.cols || row >= x.rows) break;
+      copy_16(staging + row * 512 + x_piece(row % 8, lane) * 16, from);
+      from = kept(from + x.stride);
     }
     __pipeline_commit();
   }
@@ -364,11 +362,11 @@ struct RowFragments {
     const int lane = kept(threadIdx.x & 31), g = lane >> 2, t = lane & 3;
     __syncwarp();  // other lanes' copies have arrived
 #pragma unroll
-    for (int i = 0; i < kCopied / kStaged; ++i) {
-      uint32_t (&p)[32] = pairs[i / Way::kColumns][i % Way::kColumns];
+    for (int c = 0; c < Way::kColumns; ++c) {
+      uint32_t (&p)[32] = pairs[0][c];
 #pragma unroll
       for (int q = 0; q < 8; ++q) {
-        load_16(staging + i * kStaged + g * 512 + x_piece(g, t * 8 + q) * 16, p + q * 4);
+        load_16(staging + c * kStaged + g * 512 + x_piece(g, t * 8 + q) * 16, p + q * 4);
       }
 #pragma unroll
       for (int q = 0; q < 8; ++q) order_x8<Input>(p + q * 4);
@@ -383,7 +381,7 @@ template <class Input, bool kAligned>
 class TwoRowFragments {
  public:
   using T = typename LinearInput<Input>::Operand;
-  static constexpr bool kTurned = false;
+  static constexpr bool kTurned = false, kMayCopy = false;
   static constexpr int kRowBytes = 2 * kSegment * 2 + 16;  // of staging; rows use different banks
 
   float undo;  // factor for the sums of row g % 2
