@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from jitquant.formats import INPUT_DTYPES
+from jitquant.nn._hugging_face import places_in_file
 from jitquant.nn._rounding import output_noise
 from jitquant.nn._safetensors import read_metadata, safetensors_functions
 from jitquant.nn._targets import as_patterns, ignoring, refusal
@@ -134,13 +135,15 @@ class Calibration:
         layers: statistics by the name of the linear. Those of experts are named by module,
             projection and expert: "model.layers.0.mlp.experts.down_proj.7".
         skipped: names of linears and experts without statistics, and why.
+        in_files: names of linears in files of the model, where they differ, as those of Llava do.
     """
 
     layers: dict[str, InputStatistics] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    in_files: dict[str, str] = field(default_factory=dict)
 
     def input_amax(self) -> dict[str, float]:
-        """The amaxes of the inputs by name, as `quantize_checkpoint` takes them."""
+        """The amaxes of the inputs by name, as `save_compressed_tensors` takes them."""
         return {name: found.amax.item() for name, found in self.layers.items()}
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -156,7 +159,7 @@ class Calibration:
             for part in _PARTS
         }
         rows = {name: found.rows for name, found in self.layers.items()}
-        about = json.dumps({"rows": rows, "skipped": self.skipped})
+        about = json.dumps({"rows": rows, "skipped": self.skipped, "in_files": self.in_files})
         save_file(tensors, Path(path), metadata={"format": "pt", _METADATA: about})
 
     @classmethod
@@ -181,6 +184,7 @@ class Calibration:
         try:
             kept = json.loads(about)
             rows, skipped = dict(kept["rows"]), dict(kept["skipped"])
+            in_files = dict(kept.get("in_files", {}))  # older files have none
             tensors = load_file(Path(path))
             layers = {
                 name: InputStatistics(int(count), *(tensors[f"{name}.{part}"] for part in _PARTS))
@@ -191,7 +195,7 @@ class Calibration:
                 f"calibration: expected what Calibration.save wrote, got {path}, in which rows, "
                 f"skipped or a tensor is missing or broken ({error}). Save it again"
             ) from error
-        return cls(layers, skipped)
+        return cls(layers, skipped, in_files)
 
 
 _PARTS = ("amax", "moment", "noise")
@@ -392,7 +396,17 @@ def calibrate(
             )
         else:
             found.layers[name] = observer.found
+    found.in_files = _names_in_files(model, [name for name in linears if name in found.layers])
     return found
+
+
+def _names_in_files(model: nn.Module, linears: Sequence[str]) -> dict[str, str]:
+    try:
+        places = places_in_file(model, {f"{name}.weight": (0, 0) for name in linears})
+    except ValueError:  # files have some of them in one tensor
+        return {}
+    names = {p.name.removesuffix(".weight"): n.removesuffix(".weight") for n, p in places.items()}
+    return {name: in_file for name, in_file in names.items() if name != in_file}
 
 
 def call_model(model: nn.Module, inputs: Inputs) -> None:

@@ -82,14 +82,15 @@ def quantize_checkpoint(
         rounding: of weights to NVFP4, as for `convert`: "nearest", "4over6", "mse" or "gptq".
         scaling: of weights to "mxfp4", as for `jitquant.quantize_mxfp4`. Experts that are in MXFP4
             already keep their bytes.
-        calibration: from `calibrate`, or a file from `Calibration.save`, with the names of the
-            folder. Used for "gptq", which keeps layers that engines fuse in memory together, for
-            ``fp8_share``, and for "nvfp4" instead of ``input_amax``.
+        calibration: from `calibrate`, or a file from `Calibration.save`, of the model that is in
+            the folder. Used for "gptq", which keeps layers that engines fuse in memory together,
+            for ``fp8_share``, and for "nvfp4" instead of ``input_amax``.
         fp8_share: for NVFP4: the share of matrices, as for `convert`, to write in FP8 blocks;
             experts stay in NVFP4. They are chosen by reading the others before anything is written,
             with "mse" instead of "gptq".
-        input_amax: for "nvfp4": the amax of the input of each layer by name, as `report` measures
-            it, or one number for all; None: from the calibration, as are names that are missing.
+        input_amax: for "nvfp4": the amax of the input of each layer by its name in the folder, as
+            `report` measures it, or one number for all; None: from the calibration, as are names
+            that are missing.
         device: where to quantize; None: a GPU if there is one.
         restart: whether to start over instead of resuming an interrupted call.
         progress: called after each tensor.
@@ -130,7 +131,10 @@ def quantize_checkpoint(
     ignored = None if ignore is None else as_patterns("ignore", ignore)
     fused_layers = as_families(fused_layers)
     files = Source(source)
-    known = {} if calibration is None else calibration.layers
+    known = {}
+    if calibration is not None:  # under both names: the files may have those of the model
+        names, known = calibration.in_files, calibration.layers
+        known = known | {names.get(name, name): found for name, found in known.items()}
     work = Work(files, format, layout, where, rounding, scaling, known)
     work.plan(targets, ignored, fused_layers, input_amax)
     partial = out.with_name(out.name + ".partial")

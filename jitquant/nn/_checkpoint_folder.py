@@ -15,10 +15,10 @@ from typing import Any
 
 from jitquant.formats import NVFP4_BLOCK
 from jitquant.loader.units import show_size
-from jitquant.nn._checkpoint_source import Source
+from jitquant.nn._checkpoint_source import DESCRIPTIONS, Source
 from jitquant.nn._checkpoint_work import Work
 from jitquant.nn._compressed_tensors import FileScheme, quantization_config
-from jitquant.nn._model_folder import INDEX, read_json
+from jitquant.nn._model_folder import INDEX, WHOLE, read_json
 
 SUMS = "SHA256SUMS"
 _STATE = "progress.json"
@@ -71,7 +71,7 @@ def begin(
                 f"{partial}: expected the work of an unfinished call, got other files. Remove them"
             )
         for left in partial.iterdir():
-            left.unlink()
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
     for left in partial.glob("*.tmp"):
         left.unlink()
     if not any(partial.iterdir()):  # new, or of a call that was killed before it had a state
@@ -175,24 +175,41 @@ def check_space(folder: Path, needed: int) -> None:
 def finish(source: Source, work: Work, folder: Path, done: Mapping[str, str]) -> None:
     """Everything but the weights."""
     for path in sorted(source.directory.iterdir()):
-        known = path.name in ("config.json", INDEX, SUMS, _STATE, "hf_quant_config.json")
-        if path.is_file() and not known and path.suffix not in _NOT_COPIED:
+        known = path.name in ("config.json", INDEX, SUMS, _STATE)
+        if path.is_file() and not known and not _is_weights(path):
             shutil.copyfile(path, folder / path.name)
-    config = {k: v for k, v in source.config.items() if k != "quantization_config"}
+        # Of sentence-transformers, or chat templates; not the same weights in another format.
+        elif path.is_dir() and path.name[0] != "." and not any(map(_is_weights, path.rglob("*"))):
+            shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
+    config = _undescribed(source.config)
     config["quantization_config"] = _config(work)
     _write_json(folder / "config.json", config)
     if work.layout == "modelopt":
         _write_json(folder / "hf_quant_config.json", _modelopt(work))
     names = {n: file for file, made in work.outputs.items() for _, parts in made for n in parts}
-    if (source.directory / INDEX).is_file() or len(work.outputs) > 1:
+    if [*work.outputs] != [WHOLE]:
         total = work.bytes_after({})
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
     sums = dict(done)
-    for path in folder.iterdir():
-        if path.name not in sums and path.name not in (SUMS, _STATE):
-            sums[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in sums and name not in (SUMS, _STATE):
+            sums[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def _is_weights(path: Path) -> bool:
+    return path.suffix in _NOT_COPIED
+
+
+def _undescribed(config: dict[str, Any]) -> dict[str, Any]:
+    """A model's configuration without what says how it is quantized."""
+    return {
+        key: _undescribed(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in DESCRIPTIONS
+    }
 
 
 def _config(work: Work) -> dict[str, Any]:

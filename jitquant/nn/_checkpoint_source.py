@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,8 @@ _PROJECTION_OF = {
 """The tensor of experts in memory that a matrix of an expert is in."""
 _OWNER_OF = ("block_sparse_moe.experts", "mlp.experts")
 """How files of Mixtral name experts, and how transformers 5 does in memory."""
+DESCRIPTIONS = ("quantization_config", "compression_config")
+"""Keys of config.json, and of what is nested in it, that say how a model is quantized."""
 _FP8 = torch.float8_e4m3fn
 FP8_TILE = 128
 
@@ -148,11 +150,30 @@ class Source:
         return codes.contiguous(), scales.contiguous().view(torch.float8_e8m0fnu)
 
     def matrices(self) -> dict[str, Matrix]:
-        """The weights of linears and experts by the name of their layer."""
+        """The weights of linears and experts by the name of their layer.
+
+        Raises:
+            ValueError: a tensor has codes that are not read.
+        """
         found: dict[str, Matrix] = {}
         for name, file in self.map.items():
             self._find(name, file, found)
+        read = {matrix.name for matrix in found.values()}
+        for name in self.map:
+            if name not in read:
+                self._check_unread(name)
         return found
+
+    def _check_unread(self, name: str) -> None:
+        dtype, shape = self.entry(name)[:2]
+        is_weight = dtype in FP8_DTYPES or name.endswith(".weight")
+        is_code = is_weight and dtype in (*FP8_DTYPES, torch.int8, torch.uint8) and len(shape) > 1
+        if is_code or name.endswith((".weight_packed", ".qweight")):
+            raise ValueError(
+                f"{name}: expected bfloat16, float16 or float32, a linear's FP8 in 128x128 blocks, "
+                f"or MXFP4 as gpt-oss stores it, got {dtype} of shape {shape}. Start from the "
+                "model before quantization"
+            )
 
     def _find(self, name: str, file: str, found: dict[str, Matrix]) -> None:
         """Registers the matrices of a tensor."""
@@ -311,7 +332,15 @@ def has_nan(values: Tensor, infinity: bool) -> bool:
     return not bool(ends.isfinite().all()) if infinity else bool(ends.isnan().any())
 
 
-def check_model(config: Mapping[str, Any]) -> None:
+def _descriptions(config: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if key in DESCRIPTIONS:
+            yield f"{at}{key}", value
+        elif isinstance(value, dict):
+            yield from _descriptions(value, f"{at}{key}.")
+
+
+def check_model(directory: Path, config: Mapping[str, Any]) -> None:
     """Checks that the matrices of a model can be quantized.
 
     Raises:
@@ -323,10 +352,15 @@ def check_model(config: Mapping[str, Any]) -> None:
             f"model_type: expected a model of nn.Linear layers, got {kind!r}, whose matrices are "
             "transposed (Conv1D)"
         )
-    described = config.get("quantization_config") or {}
-    method = described.get("quant_method") if isinstance(described, dict) else described
-    if method not in (None, "fp8", "mxfp4"):
+    for key, about in _descriptions(config):
+        method = about.get("quant_method", about) if isinstance(about, dict) else about
+        if method not in (None, {}, "fp8", "mxfp4"):
+            raise ValueError(
+                f"{key}.quant_method in config.json: expected none, 'fp8' or 'mxfp4', got "
+                f"{method!r}. Start from the model before quantization"
+            )
+    if (directory / "hf_quant_config.json").is_file():
         raise ValueError(
-            f"quant_method in config.json: expected none, 'fp8' or 'mxfp4', got {method!r}. Start "
-            "from the model before quantization"
+            f"source: expected a model that ModelOpt has not quantized, got {directory}, which has "
+            "hf_quant_config.json. Start from the model before quantization"
         )

@@ -54,9 +54,17 @@ Progress = Callable[[int, int, str], None]
 """Called with the bytes read, all that will be, and the name of the file in work."""
 
 _HEADS = {
+    "albert": "predictions.decoder",
     "bert": "cls.predictions.decoder",
+    "camembert": "lm_head.decoder",
+    "deberta": "cls.predictions.decoder",
+    "deberta-v2": "cls.predictions.decoder",
     "distilbert": "vocab_projector",
     "electra": "generator_lm_head",
+    "esm": "lm_head.decoder",
+    "modernbert": "decoder",
+    "mpnet": "lm_head.decoder",
+    "nomic_bert": "cls.predictions.decoder",
     "roberta": "lm_head.decoder",
     "whisper": "proj_out",
     "xlm-roberta": "lm_head.decoder",
@@ -175,7 +183,7 @@ class Work:
     ) -> None:
         """Decides by name what to do with each matrix. Reads no values."""
         config = self.source.config
-        check_model(config)
+        check_model(self.source.directory, config)
         self._unchecked = ignored or ()
         self.matrices = self.source.matrices()
         shapes = {name: matrix.shape for name, matrix in self.matrices.items()}
@@ -230,9 +238,10 @@ class Work:
         if self.scheme.has_gsa:
             for family in families(self.quantized, shapes, fused_layers):
                 self.relatives |= dict.fromkeys(family, family)
-        if self.rounding == "gptq":
-            done.uncalibrated = [name for name in self.quantized if self._inputs(name) is None]
-            self._check_calibration()
+        if self.calibration or self.rounding == "gptq":
+            unknown = [name for name in self.quantized if self._inputs(name) is None]
+            self._check_calibration(unknown)
+            done.uncalibrated = unknown if self.rounding == "gptq" else []
         if self.scheme.inputs is not None and self.scheme.has_gsa:
             self.amaxes = {name: self._amax(name, input_amax) for name in self.quantized}
         for name in self.source.map:
@@ -298,19 +307,21 @@ class Work:
                 start = f"{place[0]}.{place[1]}."
                 known = [f.amax.item() for n, f in self.calibration.items() if n.startswith(start)]
             amax = (max(known) or NVFP4_DIVISOR) if known else None
-        if amax is None or not 0 < amax < math.inf:
+        limits = torch.finfo(torch.float32)
+        if amax is None or not 0 < amax <= limits.max:
             raise ValueError(
-                f"input_amax of {name}: expected a positive number, got {amax}. "
+                f"input_amax of {name}: expected a positive float32 number, got {amax}. "
                 + (
                     "Calibrate with batches that reach this layer, or give its amax in input_amax"
                     if self.calibration and given is None
-                    else "Measure it with report(model, inputs), or pass one number for all layers"
+                    else "Measure it with report(model, inputs) and name it as the folder does, or "
+                    "pass one number for all layers"
                 )
             )
-        return float(amax)
+        return max(float(amax), limits.tiny * NVFP4_DIVISOR)  # as `static_gsa`
 
-    def _check_calibration(self) -> None:
-        if len(self.result.uncalibrated) == len(self.quantized):
+    def _check_calibration(self, unknown: Sequence[str]) -> None:
+        if len(unknown) == len(self.quantized):
             raise ValueError(
                 "calibration: expected layers named as in the folder, such as "
                 f"{next(iter(self.quantized))}, got "

@@ -58,7 +58,8 @@ def read_config(directory: Path, argument: str) -> dict[str, Any]:
 
 
 def read_index(directory: Path, argument: str) -> dict[str, str] | None:
-    """The file of each tensor, by name; None without an index.
+    """The file of each tensor, by name; None without an index, or beside a whole model that it does
+    not name, which transformers reads instead.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -80,6 +81,8 @@ def read_index(directory: Path, argument: str) -> dict[str, str] | None:
                 f"weight_map in {index}: expected names of files beside it, got {name!r}. Download "
                 "it again"
             )
+    if WHOLE not in weight_map.values() and (directory / WHOLE).is_file():
+        return None
     absent = sorted({name for name in weight_map.values() if not (directory / name).is_file()})
     if absent:
         raise FileNotFoundError(

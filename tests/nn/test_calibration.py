@@ -464,6 +464,31 @@ def test_experts_whose_inputs_are_zero(dead: list[int], tmp_path: Path) -> None:
         torch.testing.assert_close(gsa, want, rtol=1e-6, atol=0)
 
 
+def test_names_in_the_files_of_a_vision_model(tmp_path: Path) -> None:
+    """Those of Llava's language model begin otherwise in memory."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
+    sizes |= {"num_hidden_layers": 1}
+    vision = transformers.CLIPVisionConfig(**sizes, image_size=8, patch_size=4)
+    text = transformers.LlamaConfig(**sizes, vocab_size=64)
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(
+        transformers.LlavaConfig(vision_config=vision, text_config=text)
+    )
+    model = model.to(BF16).eval()
+    model.save_pretrained(tmp_path / "plain")
+    found = calibrate(model, [{"input_ids": _tokens(0)}])
+    found.save(tmp_path / "found")
+    how: dict[str, Any] = {"format": "nvfp4", "targets": "re:.*language"}
+    quantize_checkpoint(tmp_path / "plain", tmp_path / "out", calibration=tmp_path / "found", **how)
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    for name in ("layers.0.mlp.down_proj", "layers.0.self_attn.o_proj"):
+        want = 2688 / found.layers[f"model.language_model.{name}"].amax
+        got = tensors[f"language_model.model.{name}.input_global_scale"]
+        torch.testing.assert_close(got, want)
+    convert(model, "nvfp4", calibration=found, static_input_scales=True, targets="re:.*language")
+
+
 def test_gptq_brings_experts_closer() -> None:
     model = mixture()
     found = calibrate(model, [_tokens(i, 32) for i in range(2)])

@@ -310,6 +310,81 @@ def test_fp8_blocks_as_deepseeks(tmp_path: Path) -> None:
     assert torch.equal(same["a.weight_scale"], q.scale_inv)
 
 
+@pytest.mark.parametrize("name", ["a.experts.gate_up_proj", "a.embed_tokens.weight"])
+def test_fp8_that_is_not_of_a_linear(name: str, tmp_path: Path) -> None:
+    """Its scales would be lost."""
+    codes, scales = torch.zeros(2, 128, 128).to(torch.float8_e4m3fn), torch.ones(2, 1, 1)
+    if name.endswith(".weight"):
+        codes, scales = codes[0], scales[0]
+    made = {"q_proj.weight": randn(64, 64), name: codes, f"{name}_scale_inv": scales}
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    source = folder(tmp_path / "in", made, 1, **config)
+    with pytest.raises(ValueError, match=rf"{re.escape(name)}: expected bfloat16, .* FP8 in 128x"):
+        quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    assert not [*tmp_path.glob("out*")]
+
+
+@pytest.mark.parametrize(
+    ("part", "dtype"),
+    [
+        ("weight", torch.int8),
+        ("weight", torch.uint8),
+        ("weight", torch.float8_e5m2),
+        ("weight_scale", torch.float8_e4m3fn),
+        ("weight_packed", torch.int32),
+        ("qweight", torch.int32),
+    ],
+)
+def test_codes_that_nothing_describes(part: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    made = {"q_proj.weight": randn(64, 64), f"up.{part}": torch.zeros(64, 32).to(dtype)}
+    source = folder(tmp_path / "in", made, 1)
+    with pytest.raises(ValueError, match=rf"up\.{part}: expected .* got {dtype} of .* Start from"):
+        quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    assert not [*tmp_path.glob("out*")]
+
+
+FP8 = {"quantization_config": {"quant_method": "fp8"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            {"text_config": {"quantization_config": {"quant_method": "awq"}}},
+            "text_config.quanti.*awq",
+        ),
+        (
+            {"compression_config": {"quant_method": "compressed-tensors"}},
+            "compression_config.quant_",
+        ),
+        ({"quantization_config": {"load_in_8bit": True}}, "got {'load_in_8bit': True}. Start from"),
+        ({**FP8, "text_config": FP8, "compression_config": {}}, ""),
+    ],
+)
+def test_where_a_model_is_described(config: dict[str, Any], says: str, tmp_path: Path) -> None:
+    source = folder(tmp_path / "in", tensors(), 1, **config)
+    if says:
+        with pytest.raises(ValueError, match=says):
+            quantize_checkpoint(source, tmp_path / "out", device="cpu")
+        assert not [*tmp_path.glob("out*")]
+        return
+    quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert described.pop("quantization_config")["quant_method"] == "compressed-tensors"
+    assert described == {"model_type": "llama", "text_config": {}}
+
+
+def test_a_model_of_modelopt(tmp_path: Path) -> None:
+    """Older ones have nothing in config.json."""
+    source = folder(tmp_path / "in", tensors(), 1)
+    (source / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    with pytest.raises(
+        ValueError, match=r"has hf_quant_config\.json\. Start from the model before"
+    ):
+        quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    assert not [*tmp_path.glob("out*")]
+
+
 def test_mxfp4_as_gpt_oss(tmp_path: Path) -> None:
     from jitquant.numerics.recipes import dequantize_mxfp4, quantize_mxfp4
 
@@ -525,6 +600,9 @@ def test_a_linear_of_an_attention_that_reads_its_weight(tmp_path: Path) -> None:
         ({}, "embed_tokens", ["embed_tokens", "lm_head"]),  # Gemma's config.json says no more
         ({"model_type": "whisper", "tie_word_embeddings": True}, "", ["proj_out"]),
         ({"model_type": "bert"}, "wte", ["wte", "cls.predictions.decoder"]),
+        ({"model_type": "albert"}, "wte", ["wte", "predictions.decoder"]),
+        ({"model_type": "deberta-v2"}, "wte", ["wte", "cls.predictions.decoder"]),
+        ({"model_type": "modernbert"}, "wte", ["wte", "decoder"]),
         ({"tie_word_embeddings": False}, "", []),
         ({"tie_word_embeddings": False}, "embed_out", ["embed_out", "lm_head"]),
         ({"tie_word_embeddings": False}, "text.lm_head", ["text.lm_head", "lm_head"]),
@@ -790,6 +868,29 @@ def test_a_call_that_was_killed_at_the_very_end(tmp_path: Path) -> None:
     assert not (tmp_path / "out.partial").exists()
 
 
+def test_folders_in_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those of sentence-transformers and chat templates are needed; hidden ones and others with
+    weights are not."""
+    source, out = folder(tmp_path / "in", tensors(), 1), tmp_path / "out"
+    files = ("1_Pooling/config.json", "original/a/model.pth", "original/params.json", ".cache/x")
+    for file in files:
+        (source / file).parent.mkdir(parents=True, exist_ok=True)
+        (source / file).write_text(file)
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jitquant.nn._checkpoint.end", kill)
+        with pytest.raises(Killed):
+            quantize_checkpoint(source, out)
+    quantize_checkpoint(source, out, restart=True)
+    assert [path.name for path in out.iterdir() if path.is_dir()] == ["1_Pooling"]
+    assert (out / files[0]).read_text() == files[0]
+    sums = (out / "SHA256SUMS").read_text()
+    assert f"{hashlib.sha256(files[0].encode()).hexdigest()}  {files[0]}\n" in sums
+
+
 def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     def refused(match: str, error: Any = ValueError, **how: Any) -> None:
         with pytest.raises(error, match=match):
@@ -867,6 +968,24 @@ def test_names_that_quantized_weights_need(tmp_path: Path) -> None:
     assert torch.equal(everything(tmp_path / "out")["up.weight_scale"], made["up.weight_scale"])
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_whole_model_beside_an_index(shards: int, tmp_path: Path) -> None:
+    """Left from a save in several files, which may be gone: transformers ignores it."""
+    made = {"0.weight": randn(64, 64), "1.weight": randn(64)}
+    source = folder(tmp_path / "in", {name: t + 1 for name, t in made.items()}, 2)
+    index = source / "model.safetensors.index.json"
+    for shard in [*source.glob("model-*")][shards:]:
+        shard.unlink()
+    folder(source, made, 1)
+    out = tmp_path / "out"
+    quantize_checkpoint(source, out, device="cpu")
+    assert torch.equal(everything(out)["1.weight"], made["1.weight"])
+    assert not (out / index.name).exists()
+    shutil.copy(index, out)
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.RMSNorm(64)).to(BF16)
+    assert load_compressed_tensors(model, out).replaced == ["0"]
+
+
 def test_a_tensor_in_two_files(tmp_path: Path) -> None:
     source = tmp_path / "in"
     for name in ("a", "b"):
@@ -887,7 +1006,7 @@ def test_files_of_json_that_are_broken(file: str, text: str, load: bool, tmp_pat
 
     def read() -> None:
         if load:
-            load_compressed_tensors(nn.Linear(8, 8), source)
+            load_compressed_tensors(nn.Sequential(nn.Linear(8, 8)), source)
         else:
             quantize_checkpoint(source, tmp_path / "out", device="cpu")
 
@@ -906,7 +1025,7 @@ def test_descriptions_that_are_broken(file: str, tmp_path: Path) -> None:
     key = "quantization_config" if file == "config.json" else "quantization"
     (source / file).write_text(json.dumps({key: ["nvfp4"]}))
     with pytest.raises(ValueError, match=rf"{key} in .*{file}: expected a JSON object, got \["):
-        load_compressed_tensors(nn.Linear(8, 8), source)
+        load_compressed_tensors(nn.Sequential(nn.Linear(8, 8)), source)
 
 
 ENTRY = {"dtype": "BF16", "shape": [4, 4], "data_offsets": [0, 32]}
@@ -942,7 +1061,7 @@ def test_files_are_beside_their_index(name: Any, tmp_path: Path) -> None:
     described = {"quantization_config": {"quant_method": "compressed-tensors"}}
     (source / "config.json").write_text(json.dumps(described))
     with pytest.raises(ValueError, match="expected names of files beside it"):
-        load_compressed_tensors(nn.Linear(8, 8), source)
+        load_compressed_tensors(nn.Sequential(nn.Linear(8, 8)), source)
 
 
 def test_other_dtypes_are_named(tmp_path: Path) -> None:
@@ -1480,6 +1599,19 @@ def test_amaxes_beside_a_calibration(tmp_path: Path) -> None:
         assert scales[f"{name}.input_global_scale"].item() == pytest.approx(2688 / amax)
 
 
+def test_amaxes_at_the_ends_of_float32(tmp_path: Path) -> None:
+    """The smallest is that of `convert`, whose gsa has a reciprocal."""
+    source = Attention().save(tmp_path / "source")
+    for out, amax in (("tiny", 1e-36), ("huge", 3e38)):
+        quantize_checkpoint(source, tmp_path / out, format="nvfp4", input_amax=amax, device="cpu")
+        for name, tensor in everything(tmp_path / out).items():
+            if name.endswith("global_scale"):
+                assert tensor.isfinite(), name
+                assert tensor > 0, name
+    with pytest.raises(ValueError, match=r"expected a positive float32 number, got 1e\+39"):
+        quantize_checkpoint(source, tmp_path / "out", format="nvfp4", input_amax=1e39)
+
+
 @pytest.mark.slow
 def test_a_killed_call_knows_what_stays_in_fp8(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -1541,6 +1673,8 @@ def test_accuracy_is_for_nvfp4(tmp_path: Path) -> None:
         ValueError, match="calibration: expected layers named as in the folder, such as down, got"
     ):
         quantize_checkpoint(source, tmp_path / "out", rounding="gptq", calibration=known)
+    with pytest.raises(ValueError, match="calibration: expected layers named as in the folder"):
+        quantize_checkpoint(source, tmp_path / "out", format="nvfp4", calibration=known)
     known.layers = {"up": calibrate(model, batches()).layers["down"]}
     with pytest.raises(
         ValueError, match="calibration: expected 256 elements in each input of up, got 128"
