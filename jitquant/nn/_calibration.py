@@ -401,10 +401,7 @@ def calibrate(
 
 
 def _names_in_files(model: nn.Module, linears: Sequence[str]) -> dict[str, str]:
-    try:
-        places = places_in_file(model, {f"{name}.weight": (0, 0) for name in linears})
-    except ValueError:  # files have some of them in one tensor
-        return {}
+    places = places_in_file(model, {f"{name}.weight": (0, 0) for name in linears})
     names = {p.name.removesuffix(".weight"): n.removesuffix(".weight") for n, p in places.items()}
     return {name: in_file for name, in_file in names.items() if name != in_file}
 

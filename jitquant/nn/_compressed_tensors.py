@@ -31,6 +31,7 @@ from jitquant.nn._hugging_face import (
     own_config,
     places_in_file,
 )
+from jitquant.nn._matmul import block_scale_format
 from jitquant.nn._model_folder import INDEX, WHOLE, read_json
 from jitquant.nn._safetensors import safetensors_functions
 from jitquant.nn.experts import (
@@ -40,7 +41,7 @@ from jitquant.nn.experts import (
     has_experts,
     projections_of,
 )
-from jitquant.nn.float8 import Float8BlockwiseLinear
+from jitquant.nn.float8 import Float8BlockwiseLinear, ScaleFormat
 from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.ops import quantize_block
@@ -89,6 +90,8 @@ FP8_INPUTS = {
     "group_size": BLOCK[1],
     "dynamic": True,
 }
+_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
+"""Where torch.compile and activation checkpointing have the module that they wrap."""
 FileScheme = tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
 """The name of a format, and its arguments of weights and of inputs in config.json."""
 _SCHEMES: dict[type[nn.Module], FileScheme] = {
@@ -138,9 +141,10 @@ def save_compressed_tensors(
             from ``static_input_scales=True`` of `convert`.
 
     Raises:
-        ValueError: the model has no such layer, the in_features of one in NVFP4 is not a multiple
-            of 16, an amax is missing or not positive, a weight is too small for files, or a file
-            in the directory is broken. Nothing is written then.
+        ValueError: the model has no such layer, wrappers that rename its layers, or weights on
+            meta; the in_features of one in NVFP4 is not a multiple of 16, files have experts in a
+            layout that is not known, an amax is missing or not positive, a weight is too small for
+            files, or a file in the directory is broken. Nothing is written then.
         TypeError: ``input_amax`` is not a mapping.
         FileExistsError, NotADirectoryError: ``directory`` is a file, or in one.
         ImportError: safetensors is not installed.
@@ -207,6 +211,7 @@ def compressed_tensors(
     Raises:
         ValueError: as there.
     """
+    check_unwrapped(model)
     holders = Counter(
         id(p) for m in model.modules() for p in m.parameters(recurse=False)
     )  # how many modules have a parameter
@@ -218,6 +223,12 @@ def compressed_tensors(
     biases: dict[str, Tensor] = {}  # of linears
     of_experts: dict[str, Tensor] = {}
     plain = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
+    lost = next((name for name, tensor in plain.items() if tensor.is_meta), None)
+    if lost is not None:
+        raise ValueError(
+            f"model: expected weights with values, got {lost} on meta: it is not loaded yet, or "
+            "offloaded. Load the model onto one device"
+        )
     for name, module in model.named_modules(remove_duplicate=False):
         dot = f"{name}." if name else ""
         if isinstance(module, (NVFP4Experts, Float8BlockwiseExperts)):
@@ -251,6 +262,13 @@ def compressed_tensors(
             "got none. Call convert(model, ...) first"
         )
     places = places_in_file(model, shapes)
+    unknown = shapes.keys() - {place.name for place in places.values()}
+    if unknown:
+        raise ValueError(
+            f"{min(unknown)}: expected a weight that files store with a name for each matrix, got "
+            f"one of {type(model).__name__}, whose layout is not known. Leave it out when "
+            "converting, by ignore="
+        )
     inputs = _input_scales(layers, input_amax)
     quantized = in_file(model, biases)
     schemes: dict[str, FileScheme] = {}
@@ -286,10 +304,26 @@ def compressed_tensors(
 
 def places_of(model: nn.Module, weights: Mapping[str, tuple[int, int]]) -> list[str]:
     """The names in the files of weights that are there as they are, or else their own."""
-    try:
-        return list(places_in_file(model, weights))
-    except ValueError:
-        return list(weights)
+    places = places_in_file(model, weights)
+    known = {place.name for place in places.values()}
+    return [*places, *(name for name in weights if name not in known)]
+
+
+def check_unwrapped(model: nn.Module) -> None:
+    """Rejects wrappers that add a part to the names of what is in them.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for name, module in model.named_modules():
+        parallel = isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+        own = next((n for n in _WRAPPED if n in module._modules), "module" if parallel else None)
+        if own is not None:
+            raise ValueError(
+                f"model: expected modules under their own names, got {type(module).__name__} at "
+                f"{name!r}, which renames them. Use its attribute {own} instead; model.compile() "
+                "compiles without a wrapper"
+            )
 
 
 def _is_router(module: nn.Module) -> bool:
@@ -318,7 +352,7 @@ def _matrix(layer: nn.Module, name: str, place: Place) -> dict[str, Tensor]:
     assert place.expert is not None
     assert isinstance(layer, (NVFP4Experts, Float8BlockwiseExperts))
     if isinstance(layer, Float8BlockwiseExperts):
-        return _fp8_parts(_cut(layer, name, place, layer.matrices(name)))
+        return _fp8_parts(_cut(layer, name, place, layer.matrices(name)), layer.scale_format)
     gsa = layer.get_buffer(f"{name}_gsa")[place.expert].reshape(1)
     packed, scale = (layer.get_buffer(f"{name}_{part}") for part in ("packed", "scale"))
     return {
@@ -392,10 +426,14 @@ def _input_scales(
     return made
 
 
-def _fp8_parts(weight: Tensor) -> dict[str, Tensor]:
+def _fp8_parts(weight: Tensor, scale_format: ScaleFormat | None) -> dict[str, Tensor]:
+    """What a layer with this ``scale_format`` multiplies with."""
     weight = weight.detach()
     q = quantize_block(
-        weight if weight.stride(-1) == 1 else weight.contiguous(), BLOCK, eps=GROUP_EPS_MIN
+        weight if weight.stride(-1) == 1 else weight.contiguous(),
+        BLOCK,
+        scale_format=scale_format or block_scale_format(weight.device),
+        eps=GROUP_EPS_MIN,
     )
     return {"weight": q.data, "weight_scale": q.scale_inv}
 
@@ -430,7 +468,7 @@ def _check_scales(tensors: Mapping[str, Tensor]) -> None:
 def _parts(name: str, layer: nn.Module) -> dict[str, Tensor]:
     """The weight of a layer in compressed-tensors' names."""
     if isinstance(layer, Float8BlockwiseLinear):
-        return _fp8_parts(layer.weight)
+        return _fp8_parts(layer.weight, layer.scale_format)
     if isinstance(layer, MXFP4Linear):
         return {"weight_packed": layer.weight_packed, "weight_scale": layer.weight_scale}
     assert isinstance(layer, NVFP4Linear)

@@ -336,14 +336,8 @@ class Plan:
         Raises:
             TypeError, ValueError: as `convert`.
         """
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-        if isinstance(model, nn.Linear):
-            raise ValueError(
-                f"model: expected a module that contains linear layers, got {type(model).__name__}."
-                f" For a single linear call {self.kind.__name__}.from_linear(model)"
-            )
-        parents = {id(child): parent for parent in model.modules() for child in parent.children()}
+        check_root(model, f"For a single linear call {self.kind.__name__}.from_linear(model)")
+        parents = parents_of(model)
         holders: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             holders.setdefault(id(parameter), []).append(name)
@@ -363,7 +357,7 @@ class Plan:
             elif isinstance(module, nn.Linear):
                 mine = {f"{place}.weight" for place in places[id(module)]}
                 others = [n for n in holders.get(id(module.weight), []) if n not in mine]
-                why = _refusal(module, parents[id(module)])
+                why = linear_refusal(module, parents[id(module)])
                 if why is None and self.kind in _CODES and others:
                     why = f"its weight is also {others[0]}"
                 if why is None and self.kind is MXFP4Linear and module.in_features % MXFP4_BLOCK:
@@ -632,6 +626,26 @@ def check_arguments(
 CONVERTED = (*_CODES, NVFP4TrainingLinear, Float8BlockwiseLinear, Float8BlockwiseExperts)
 
 
+def check_root(model: object, way_out: str) -> None:
+    """Checks that layers of a model can be replaced: that it is not one itself.
+
+    Raises:
+        TypeError, ValueError: it is, or no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, nn.Linear) or has_experts(model):
+        raise ValueError(
+            f"model: expected a module that contains linear layers, got {type(model).__name__}. "
+            f"{way_out}"
+        )
+
+
+def parents_of(model: nn.Module) -> dict[int, nn.Module]:
+    """A module that each module of a model is in, by the id of the latter."""
+    return {id(child): parent for parent in model.modules() for child in parent.children()}
+
+
 def _is_candidate(module: nn.Module) -> bool:
     """Whether a module is a linear or experts, converted or not."""
     return isinstance(module, (nn.Linear, *CONVERTED)) or has_experts(module)
@@ -648,8 +662,13 @@ def check_finite(name: str, weight: Tensor) -> None:
     """Checks a weight of a layer.
 
     Raises:
-        ValueError: it has NaN or infinity in it.
+        ValueError: it has NaN or infinity in it, or is a DTensor.
     """
+    if hasattr(weight, "device_mesh"):
+        raise ValueError(
+            f"weight of {name}: expected a tensor, got a DTensor. Call convert before fully_shard "
+            "or parallelize_module"
+        )
     if not weight.is_meta and not bool(weight.detach().isfinite().all()):
         raise ValueError(
             f"weight of {name}: expected finite values, got NaN or infinity. Check where the "
@@ -699,7 +718,7 @@ def _replace(model: nn.Module, places: list[str], new: nn.Module) -> None:
         setattr(model.get_submodule(owner), attribute, new)
 
 
-def _refusal(linear: nn.Linear, parent: nn.Module) -> str | None:
+def linear_refusal(linear: nn.Linear, parent: nn.Module) -> str | None:
     """Why a linear cannot be replaced."""
     if type(linear) is not nn.Linear:
         return f"it is a {type(linear).__name__}, which may compute something else"

@@ -63,13 +63,12 @@ def in_file(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 def places_in_file(model: nn.Module, weights: Mapping[str, tuple[int, int]]) -> dict[str, Place]:
     """Where the matrices of a model's files are in the model, by their names in the files.
 
+    Weights that the files do not store with one name for each matrix are left out.
+
     Args:
         model: any.
         weights: by name in the model: the number of experts and of matrices in each, which follow
             each other; (0, 0) for what is one matrix.
-
-    Raises:
-        ValueError: the files hold a weight in another way.
     """
     numbers: dict[str, Tensor] = {}
     known: list[Place] = []
@@ -86,17 +85,14 @@ def places_in_file(model: nn.Module, weights: Mapping[str, tuple[int, int]]) -> 
         if number.numel() == 1:
             places[name] = known[int(number)]
             continue
-        # No conversion knows these experts: the names that llm-compressor gives them.
         owner, _, last = name.rpartition(".")
-        for row in number.flatten(0, 1).tolist():
-            place = known[row[0]]
+        its = [known[i] for i in number.flatten().tolist()]
+        if its[0].expert is None or its[0].name.rpartition(".")[2] != last:
+            continue
+        # No conversion knows these experts: the names that llm-compressor gives them.
+        for place in its:
             part = ("gate_proj", "up_proj")[place.piece or 0] if number.shape[1] == 2 else last
             places[f"{owner}.{place.expert}.{part}.weight"] = place
-    if len(places) != len(known):
-        raise ValueError(
-            "model: expected weights that files store with one name for each matrix, got "
-            f"{type(model).__name__}, whose layout is not known"
-        )
     return places
 
 
@@ -109,16 +105,20 @@ def own_config(model: nn.Module) -> dict[str, Any] | None:
         return None
     described: dict[str, Any] = json.loads(own.to_json_string())
     described["architectures"] = described.get("architectures") or [type(model).__name__]
+    if isinstance(getattr(model, "dtype", None), torch.dtype):
+        described["dtype"] = str(model.dtype).removeprefix("torch.")
     return described
 
 
 def fill_buffers(model: nn.Module) -> None:
-    """Computes the buffers that are on meta still, as a model of transformers does for itself."""
+    """Computes the buffers on meta that no file has, as a model of transformers does for itself.
+
+    Before weights are loaded: this initializes those that are not on meta.
+    """
     for module in model.modules():
-        left = [n for n, b in module.named_buffers(recurse=False) if b is not None and b.is_meta]
-        for name in left:
-            module.register_buffer(
-                name, torch.empty_like(module.get_buffer(name), device="cpu"), persistent=False
-            )
-        if left:
-            model._init_weights(module)  # type: ignore[operator]
+        for name in module._non_persistent_buffers_set:
+            buffer = module._buffers.get(name)
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device="cpu")
+                module._is_hf_initialized = False  # type: ignore[assignment]
+    model.initialize_weights()  # type: ignore[operator]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from jitquant.formats import (
     COMPUTES,
     E8M0_DTYPE,
+    FP8_DTYPES,
     INPUT_DTYPES,
     MXFP4_BLOCK,
     NVFP4_BLOCK,
@@ -21,8 +22,16 @@ from jitquant.formats import (
     Compute,
     one_of,
 )
-from jitquant.nn._compressed_tensors import BLOCK, DYNAMIC_INPUTS, METHOD
-from jitquant.nn._convert import CONVERTED, Conversion, attach, replace_everywhere
+from jitquant.nn._compressed_tensors import BLOCK, DYNAMIC_INPUTS, METHOD, check_unwrapped
+from jitquant.nn._convert import (
+    CONVERTED,
+    Conversion,
+    attach,
+    check_root,
+    linear_refusal,
+    parents_of,
+    replace_everywhere,
+)
 from jitquant.nn._hugging_face import fill_buffers, is_pretrained, places_in_file
 from jitquant.nn._model_folder import INDEX, WHOLE, object_in, read_config, read_index, read_json
 from jitquant.nn._safetensors import read_header, safetensors_functions
@@ -34,12 +43,14 @@ from jitquant.nn.experts import (
     projections_of,
 )
 from jitquant.nn.experts import refusal as experts_refusal
-from jitquant.nn.float8 import Float8BlockwiseLinear
+from jitquant.nn.float8 import Float8BlockwiseLinear, ScaleFormat
 from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.tensors.fp8 import QuantizedTensor
 
 _CODES = (NVFP4Linear, MXFP4Linear, NVFP4Experts)
+_CODE_DTYPES = (*FP8_DTYPES, torch.int8, torch.uint8)
+_NVFP4_INPUTS = {"num_bits": 4, "type": "float", "group_size": NVFP4_BLOCK}
 _OF_CACHES = (".k_scale", ".v_scale")
 """Scales of keys and values, which engines cache in FP8."""
 
@@ -52,10 +63,11 @@ def load_compressed_tensors(
     Layers are replaced according to the format of their weight in the files:
 
     - NVFP4: `NVFP4Linear` with the codes and scales of the file. It is ``weight_only`` if the
-      files say that inputs are not quantized (NVFP4A16), unless they were saved from layers that
-      quantize them.
+      files say that inputs are not quantized to NVFP4 (as in NVFP4A16), unless they were saved from
+      layers that quantize them.
     - MXFP4: `MXFP4Linear`.
-    - FP8 in 128x128 blocks: `Float8BlockwiseLinear` with the dequantized weight.
+    - FP8 in 128x128 blocks: `Float8BlockwiseLinear` with the dequantized weight. If all scales are
+      powers of two, its ``scale_format`` is "ue8m0", which keeps the codes.
     - Experts in NVFP4 or MXFP4: `NVFP4Experts`; MXFP4 values are kept exactly. Experts in FP8 in
       128x128 blocks: `Float8BlockwiseExperts`.
 
@@ -77,24 +89,26 @@ def load_compressed_tensors(
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: the files have another format, nothing that is quantized although config.json
-            says so, or weights of layers that the model does not have; the model has converted
-            layers, or buffers on meta that are in no file; or ``compute`` is unknown. The model is
-            unchanged then.
+        ValueError: the files are broken or have another format, nothing that is quantized although
+            config.json says so, or weights of layers that the model does not have; the model is a
+            linear itself, has converted layers, layers that cannot be replaced, such as subclasses
+            of ``nn.Linear``, wrappers that rename its layers, or buffers on meta that are in no
+            file; or ``compute`` is unknown. The model is unchanged then.
         ImportError: safetensors is not installed.
     """
     one_of("compute", compute, COMPUTES)
     _check_unconverted(model)
+    check_unwrapped(model)
     directory = Path(directory)
     config = _quantization_config(directory)
     tensors = read_quantized(directory, config["quant_method"])
-    linears = {
-        f"{name}.weight" if name else "weight": module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    }
+    check_root(model, "Load into the model that contains it")
+    linears: dict[nn.Linear, list[str]] = {}  # with all names that each has
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.Linear):
+            linears.setdefault(module, []).append(name)
     experts = {n: m for n, m in model.named_modules() if experts_refusal(m) is None}
-    shapes: dict[str, tuple[int, int]] = dict.fromkeys(linears, (0, 0))
+    shapes = {f"{name}.weight": (0, 0) for names in linears.values() for name in names}
     for name, module in experts.items():
         shapes |= {f"{name}.{part}": size for part, size in _matrices_of(module).items()}
     _check_meta_buffers(model)
@@ -106,20 +120,30 @@ def load_compressed_tensors(
         base = file_name.removesuffix("weight")
         found.setdefault(place.name, {})[place.expert or 0, place.piece or 0] = base
     made: list[tuple[nn.Module, nn.Module]] = []
-    for weight, linear in linears.items():
-        dot, name = found[weight][0, 0], weight.removesuffix("weight").removesuffix(".")
+    parents = parents_of(model)
+    for linear, (name, *others) in linears.items():
+        dot, *again = (found[f"{n}.weight"][0, 0] for n in (name, *others))
+        if not {f"{dot}weight_packed", f"{dot}weight_scale"} & tensors.keys():
+            done.skipped[name] = "its weight is not quantized in the files"
+            continue
+        why = linear_refusal(linear, parents[id(linear)])
+        if why is not None:
+            raise ValueError(
+                f"model: expected a torch.nn.Linear that can be replaced at {name!r}, whose weight "
+                f"is quantized in the files, got one that cannot: {why}. Load files in which it is "
+                "not quantized"
+            )
         layer: nn.Module
         if _is_mxfp4(dot, tensors):
             layer = _mxfp4_layer(dot, linear, tensors)
         elif f"{dot}weight_packed" in tensors:
-            only = not _quantizes_inputs(dot.removesuffix("."), config)
+            only = not _quantizes_inputs(name, dot.removesuffix("."), config)
             layer = _nvfp4_layer(dot, linear, tensors, only)
             layer.compute = compute if only else "exact"
-        elif f"{dot}weight_scale" in tensors:
-            layer = _fp8_layer(dot, linear, tensors)
         else:
-            done.skipped[name] = "its weight is not quantized in the files"
-            continue
+            layer = _fp8_layer(dot, linear, tensors)
+        if again:  # under these names, files may have it a second time
+            tensors = {n: t for n, t in tensors.items() if not n.startswith(tuple(again))}
         made.append((linear, layer))
         done.replaced.append(name)
         done.bytes_before += linear.weight.nbytes
@@ -128,14 +152,14 @@ def load_compressed_tensors(
         kept = layer.buffers() if codes else [layer.get_parameter("weight")]
         done.bytes_after += sum(t.nbytes for t in kept)
     for name, module in experts.items():
-        files = {part: found[f"{name}.{part}"] for part in _matrices_of(module)}
-        new = _experts(name, module, files, tensors)
+        files = {part: found.get(f"{name}.{part}", {}) for part in _matrices_of(module)}
+        new = _experts(name, module, files, tensors) if all(files.values()) else None
         if new is None:
             done.skipped[name] = "its weights are not quantized in the files"
             continue
         if isinstance(new, NVFP4Experts):
             first = next(iter(next(iter(files.values())).values()))
-            new.weight_only = not _quantizes_inputs(first.removesuffix("."), config)
+            new.weight_only = not _quantizes_inputs(name, first.removesuffix("."), config)
             if new.weight_only:
                 new.forget_input_gsas()
         made.append((module, new))
@@ -155,12 +179,13 @@ def load_compressed_tensors(
             f"directory: expected quantized weights, as its config.json says, got {directory}, "
             "where none are. Its weights may be older than config.json; save the model again"
         )
+    if on_meta and is_pretrained(model):
+        fill_buffers(model)
     for module, layer in made:
         replace_everywhere(model, module, layer)
     model.load_state_dict(rest, strict=False, assign=on_meta)
     if on_meta:
         _tie_again(model, tied)
-        fill_buffers(model)
     if any(isinstance(layer, _CODES) for _, layer in made):
         attach(model)
     return done
@@ -249,6 +274,7 @@ def _nvfp4_parts(dot: str, shape: tuple[int, int], tensors: dict[str, Tensor]) -
         gsa is None
         or packed.dtype != torch.uint8
         or tuple(packed.shape) != (shape[0], shape[1] // 2)
+        or scale.element_size() != 1
         or tuple(scale.shape) != (shape[0], shape[1] // NVFP4_BLOCK)
     ):
         raise ValueError(
@@ -283,7 +309,7 @@ def _gsa(name: str, tensors: dict[str, Tensor]) -> Tensor | None:
 def _nvfp4_layer(
     dot: str, linear: nn.Linear, tensors: dict[str, Tensor], weight_only: bool
 ) -> NVFP4Linear:
-    """Takes the layer's parts out of ``tensors``."""
+    """Takes the layer's parts out of ``tensors``, except the bias."""
     parts = _nvfp4_parts(dot, (linear.out_features, linear.in_features), tensors)
     if weight_only:
         parts.pop("input_gsa", None)
@@ -294,9 +320,7 @@ def _nvfp4_layer(
         weight_only=weight_only,
     )
     state = {n if n == "input_gsa" else f"weight_{n}": t for n, t in parts.items()}
-    if linear.bias is not None:
-        state["bias"] = _taken(f"{dot}bias", tensors)
-    made.load_state_dict(state)
+    made.load_state_dict(state, strict=False)
     return made.train(linear.training)
 
 
@@ -330,16 +354,14 @@ def _mxfp4_parts(
 
 
 def _mxfp4_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> MXFP4Linear:
-    """Takes the layer's parts out of ``tensors``."""
+    """Takes the layer's parts out of ``tensors``, except the bias."""
     rows, cols = linear.out_features, linear.in_features
     codes, scales = _mxfp4_parts(dot, (rows, cols), tensors)
     state = {"weight_packed": codes, "weight_scale": scales}
     device = linear.weight.device
     where = codes.device if device.type == "meta" else device
     made = MXFP4Linear(cols, rows, linear.bias is not None, where, linear.weight.dtype)
-    if linear.bias is not None:
-        state["bias"] = _taken(f"{dot}bias", tensors)
-    made.load_state_dict(state)
+    made.load_state_dict(state, strict=False)
     return made.train(linear.training)
 
 
@@ -360,14 +382,22 @@ def _fp8_matrix(
             "(without jitquant_layers) read it"
         )
     q = QuantizedTensor(weight, scale.to(torch.float32), None, None, "fp8_block", BLOCK)
-    return q.dequantize(dtype if dtype in INPUT_DTYPES else torch.float32)
+    return q.dequantize(dtype)
+
+
+def _scale_format(dots: Iterable[str], tensors: Mapping[str, Tensor]) -> ScaleFormat | None:
+    """With which a layer has the codes of matrices in FP8 blocks again, if scales are powers of
+    two: others would round the weights a second time."""
+    scales = (tensors[f"{dot}weight_scale"].to(torch.float32) for dot in dots)
+    return "ue8m0" if all(bool((s.frexp().mantissa == 0.5).all()) for s in scales) else None
 
 
 def _fp8_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> Float8BlockwiseLinear:
     """Replaces the weight in ``tensors`` by the dequantized one."""
     own = linear.weight
+    made = Float8BlockwiseLinear.from_linear(linear, scale_format=_scale_format([dot], tensors))
     tensors[f"{dot}weight"] = _fp8_matrix(dot, tensors, own.device, own.dtype)
-    return Float8BlockwiseLinear.from_linear(linear)
+    return made
 
 
 def _experts(
@@ -385,9 +415,6 @@ def _experts(
         tensors: of the files, from which the matrices are taken.
     """
     if all(f"{name}.{part}_blocks" in tensors for part in files):
-        for bias in (f"{part}_bias" for part in files):
-            if getattr(module, bias, None) is not None and f"{name}.{bias}" not in tensors:
-                raise _another_model(f"{name}.{bias}")
         parts_of = {
             part: (
                 _taken(f"{name}.{part}_blocks", tensors),
@@ -449,6 +476,7 @@ def _experts(
     fp8 = all(f"{base}weight_scale" in tensors for base in bases)
     if not fp8 and not all(f"{base}weight" in tensors for base in bases):
         return None  # reported with the other missing tensors
+    scale_format = _scale_format(bases, tensors) if fp8 else None
     for part, places in files.items():
         own = module.get_parameter(part)
         pieces = max(piece for _, piece in places) + 1
@@ -471,7 +499,7 @@ def _experts(
             stacked.transpose(-2, -1).contiguous() if transposed else stacked
         )
     _take_biases(name, module, files, tensors)
-    return Float8BlockwiseExperts(module) if fp8 else None
+    return Float8BlockwiseExperts(module, scale_format=scale_format) if fp8 else None
 
 
 def _take_biases(
@@ -532,7 +560,7 @@ def _rest(
     for name, module in model.named_modules(remove_duplicate=False):
         if (layer := codes_of.get(id(module))) is not None:
             dot = f"{name}." if name else ""
-            gone |= {f"{dot}{part}" for part in module.state_dict()}
+            gone |= {f"{dot}{part}" for part in module.state_dict() if not part.endswith("bias")}
             filled |= {f"{dot}{part}": t for part, t in layer.state_dict().items()}
     own = model.state_dict().items()
     kept = {n: t for n, t in own if isinstance(t, Tensor) and n not in gone}
@@ -541,6 +569,13 @@ def _rest(
     names = {name: place.name for name, place in places_in_file(model, wanted).items()}
     named = {names.get(name, name): t for name, t in tensors.items()}
     on_meta = any(t.is_meta for t in state.values())
+    for name, tensor in named.items():
+        if tensor.dtype in _CODE_DTYPES and name in state and state[name].dtype in INPUT_DTYPES:
+            raise ValueError(
+                f"directory: expected {state[name].dtype}, or codes with scales, for {name}, got "
+                f"{tensor.dtype} without scales that are known. Download the files again, or "
+                "quantize the model with jitquant quantize"
+            )
     if on_meta:
         named = {n: t.to(state[n].dtype) if n in state else t for n, t in named.items()}
     for group in tied:
@@ -615,6 +650,7 @@ def _quantization_config(directory: Path) -> dict[str, Any]:
     """
     path, aside = directory / "config.json", directory / "hf_quant_config.json"
     config = object_in(path, read_config(directory, "directory"), "quantization_config")
+    _check_transforms(path, config)
     if config.get("quant_method") is None and aside.is_file():
         own = object_in(aside, read_json(aside), "quantization")
         config = {**own, "quant_method": "modelopt"}
@@ -627,20 +663,46 @@ def _quantization_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def _quantizes_inputs(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether the input of an NVFP4 matrix is quantized too.
+def _check_transforms(path: Path, config: dict[str, Any]) -> None:
+    """Rejects files whose inputs or outputs are to be transformed, as their weights are already."""
+    transforms = object_in(path, config, "transform_config").get("config_groups") or {}
+    locations = {a.get("location") for g in transforms.values() for a in g.get("apply") or ()}
+    online = sorted(map(str, locations - {"weight_input", "weight_output"}))
+    if online:
+        raise ValueError(
+            f"transform_config in {path}: expected transforms of weights only, got those at "
+            f"{', '.join(online)}, which layers of jitquant.nn do not compute. Quantize the model "
+            "with jitquant quantize"
+        )
+
+
+def _quantizes_inputs(in_model: str, in_files: str, config: Mapping[str, Any]) -> bool:
+    """Whether the input of an NVFP4 matrix is quantized to NVFP4 too.
 
     Args:
-        name: in the files.
+        in_model, in_files: its names, without ``weight``.
         config: of the folder.
+
+    Raises:
+        ValueError: inputs are in a format of ModelOpt that is not known.
     """
     if config["quant_method"] == "modelopt":
-        return config.get("quant_algo") != "W4A16_NVFP4"
-    if matches(name, config.get(DYNAMIC_INPUTS) or ()):
+        algorithm = str(config.get("quant_algo"))
+        if algorithm not in ("NVFP4", "W4A16_NVFP4"):
+            raise ValueError(
+                f"quant_algo of {in_files}: expected 'NVFP4' or 'W4A16_NVFP4', got {algorithm!r}. "
+                "jitquant.nn has no layer for its inputs; quantize the model with jitquant quantize"
+            )
+        return algorithm == "NVFP4"
+    if matches(in_files, config.get(DYNAMIC_INPUTS) or ()):
         return True
     groups = (config.get("config_groups") or {}).values()
-    named = [g for g in groups if matches(name, g.get("targets") or ())]
-    return any(g.get("input_activations") is not None for g in named or groups)
+    targets = [(g, g.get("targets") or ()) for g in groups]
+    named = [g for g, each in targets if matches(in_files, each) or matches(in_model, each)]
+    of_the_class = [g for g, each in targets if "Linear" in each]
+    inputs: list[dict[str, Any]]
+    inputs = [g.get("input_activations") or {} for g in named or of_the_class or groups]
+    return any(i.items() >= _NVFP4_INPUTS.items() for i in inputs)
 
 
 def read_quantized(directory: Path, method: str) -> dict[str, Tensor]:
@@ -682,9 +744,13 @@ def tensor_names(directory: Path) -> set[str]:
 
 def _read(directory: Path) -> dict[str, Tensor]:
     load_file, _ = safetensors_functions()
+    index = read_index(directory, "directory") or {}
     tensors: dict[str, Tensor] = {}
     for file in _files(directory):
-        tensors |= load_file(file)
+        read_header(file)  # its errors say which file is broken, and how
+        tensors |= {
+            n: t for n, t in load_file(file).items() if index.get(n, file.name) == file.name
+        }
     return tensors
 
 

@@ -8,7 +8,7 @@ not know every scale layout, and which path is taken is decided where the op run
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def has_microscaling(device: torch.device) -> bool:
     return major(device) >= 10
 
 
-def block_scale_format(device: torch.device) -> str:
+def block_scale_format(device: torch.device) -> Literal["float32", "ue8m0"]:
     """Of FP8 groups and blocks, as the tensor cores of a device want it.
 
     "ue8m0", powers of two, where scaled_mm takes MXFP8 and no scales in fp32: as TransformerEngine

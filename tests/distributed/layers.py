@@ -409,6 +409,14 @@ def case_nvfp4_training_refuses_dtensors(here: Here) -> None:
         made(torch.ones(16, WIDE, device=here.device))
 
 
+def case_a_divided_model_is_not_converted(here: Here) -> None:
+    made = Mlp(here, torch.float32)
+    fully_shard(made, mesh=here.mesh)
+    for recipe in ("fp8_block", "nvfp4", jnn.NVFP4TrainingRecipe()):
+        with pytest.raises(ValueError, match=r"weight of \w+: expected a tensor, got a DTensor"):
+            jnn.convert(made, recipe)  # type: ignore[arg-type]
+
+
 def case_state_dict_of_fsdp_is_that_of_linear(here: Here) -> None:
     made = model(here, "fp8_block", torch.float32)
     names = {name: p.shape for name, p in made.state_dict().items()}

@@ -222,10 +222,16 @@ def test_several_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
+    name = next(n for n in tensors if weight_map[n] == "part-0.safetensors")
+    path = tmp_path / "part-1.safetensors"
+    save_file({**load_file(path), name: torch.zeros_like(tensors[name])}, path)  # not the index's
     back = layers()
     load_compressed_tensors(back, tmp_path)
     assert sqnr(back(x), model(x)) > 40
-    (tmp_path / "part-1.safetensors").unlink()
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"part-1\.safetensors: .* it is truncated"):
+        load_compressed_tensors(layers(), tmp_path)
+    path.unlink()
     with pytest.raises(FileNotFoundError, match=r"has no part-1\.safetensors"):
         load_compressed_tensors(layers(), tmp_path)
 
@@ -381,6 +387,7 @@ def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
         ({"4.bias": torch.ones(3)}, "the files lack nothing and have 4.bias"),
         ({"0.weight": torch.ones(160, 64)}, "the files lack nothing and have 0.weight"),
         ({"2.weight": torch.ones(48, 16)}, "size mismatch for 2.weight"),
+        ({"0.bias": torch.ones(159)}, "size mismatch for 0.bias"),
     ):
         save_file({n: t for n, t in (good | changed).items() if t is not None}, load)
         back = layers().append(nn.BatchNorm1d(48, dtype=BF16))
@@ -494,6 +501,103 @@ def test_one_layer_at_two_places(tmp_path: Path) -> None:
     assert sqnr(apart(randn(4, 32)), model(randn(4, 32))) > 40
 
 
+@pytest.mark.parametrize("recipe", ["nvfp4a16", "mxfp4", "fp8_block"])
+def test_one_layer_at_two_places_is_read(recipe: Any, tmp_path: Path) -> None:
+    def made() -> nn.Sequential:
+        linear = nn.Linear(32, 32, dtype=BF16)
+        return nn.Sequential(linear, nn.Tanh(), linear).eval()
+
+    model, back, x = made(), made(), randn(4, 32)
+    convert(model, recipe)
+    save_compressed_tensors(model, tmp_path)
+    assert load_compressed_tensors(back, tmp_path).replaced == ["0"]
+    assert back[0] is back[2]
+    assert torch.equal(back[0].bias, model[0].bias)
+    assert sqnr(back(x).detach(), model(x).detach()) > 30
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4a16", "mxfp4", "fp8_block"])
+def test_a_subclass_of_linear_is_not_replaced(recipe: Any, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(32, 32))
+    convert(model, recipe)
+    save_compressed_tensors(model, tmp_path)
+    back = nn.Sequential(Doubled(32, 32))
+    with pytest.raises(ValueError, match=r"model: expected a torch\.nn\.Linear .* it is a Doubled"):
+        load_compressed_tensors(back, tmp_path)
+    assert type(back[0]) is Doubled
+
+
+def test_a_linear_itself_is_refused(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(32, 32))
+    convert(model, "nvfp4a16")
+    save_compressed_tensors(model[0], tmp_path)
+    for root in (nn.Linear(32, 32), UnknownExperts()):
+        with pytest.raises(
+            ValueError, match=r"model: expected a module that contains linear layers"
+        ):
+            load_compressed_tensors(root, tmp_path)
+
+
+@pytest.mark.parametrize("wrapper", ["compiled", "checkpointed", "parallel"])
+def test_wrappers_that_rename_layers_are_refused(wrapper: str, tmp_path: Path) -> None:
+    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
+
+    model = layers()
+    convert(model, "nvfp4a16")
+    save_compressed_tensors(model, tmp_path / "good")
+
+    def wrapped(model: nn.Sequential) -> nn.Module:
+        if wrapper == "parallel":
+            return nn.DataParallel(model)
+        compiled = wrapper == "compiled"
+        model[0] = (torch.compile if compiled else checkpoint_wrapper.checkpoint_wrapper)(model[0])
+        return model
+
+    with pytest.raises(ValueError, match=r"model: expected modules under their own names"):
+        save_compressed_tensors(wrapped(model), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ValueError, match=r"model: expected modules under their own names"):
+        load_compressed_tensors(wrapped(layers()), tmp_path / "good")
+
+
+def test_weights_on_meta_are_not_saved(tmp_path: Path) -> None:
+    model = layers()
+    convert(model, "nvfp4a16", ignore="2")
+    model[2].to("meta")
+    with pytest.raises(ValueError, match=r"model: expected weights with values, got 2\.weight on"):
+        save_compressed_tensors(model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_scales_that_are_powers_of_two(tmp_path: Path) -> None:
+    """As in DeepSeek-V3.1. Layers multiply with the codes of the files, and save them again."""
+
+    def made() -> nn.ModuleDict:
+        experts = SwiGLUExperts(2, 128, 128).to_empty(device="cpu")
+        for parameter in experts.parameters():
+            parameter.copy_(randn(*parameter.shape))
+        return nn.ModuleDict({"linear": nn.Linear(256, 256, False, dtype=BF16), "experts": experts})
+
+    model, back = made(), made()
+    model["linear"] = Float8BlockwiseLinear.from_linear(model["linear"], scale_format="ue8m0")
+    model["experts"] = Float8BlockwiseExperts(model["experts"], scale_format="ue8m0")
+    save_compressed_tensors(model, tmp_path)
+    files = load_file(tmp_path / "model.safetensors")
+    assert all((t.frexp().mantissa == 0.5).all() for n, t in files.items() if n.endswith("scale"))
+    load_compressed_tensors(back, tmp_path)
+    again, _ = compressed_tensors(back)
+    assert again.keys() == files.keys()
+    assert all(torch.equal(again[name].float(), t.float()) for name, t in files.items())
+    steps = files["linear.weight_scale"].repeat_interleave(128, 0).repeat_interleave(128, 1)
+    want = files["linear.weight"].float() * steps
+    assert torch.equal(back["linear"](torch.eye(256, dtype=BF16)).float(), want.t())
+
+
 def llama(inner: int = 256) -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -520,6 +624,7 @@ def test_transformers_reads_them(recipe: Any, tmp_path: Path) -> None:
     save_compressed_tensors(model, tmp_path)
     described = json.loads((tmp_path / "config.json").read_text())
     assert described["architectures"] == ["LlamaForCausalLM"]
+    assert described["dtype"] == "bfloat16"
     assert described["quantization_config"]["ignore"] == ["lm_head"]
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=BF16).eval()
     with torch.no_grad():
@@ -628,6 +733,112 @@ def test_a_model_on_meta(recipe: Any, tmp_path: Path) -> None:
         assert sqnr(back(tokens).logits, model(tokens).logits) > (
             25 if recipe == "fp8_block" else 50
         )
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_model_of_several_on_meta(moved: bool, tmp_path: Path) -> None:
+    """Gemma 3 has buffers that no file has, beside its embedding and in its vision tower."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = transformers.Gemma3Config(
+        text_config={**sizes, "vocab_size": 64, "num_attention_heads": 2, "head_dim": 32},
+        vision_config={**sizes, "num_attention_heads": 2, "image_size": 32, "patch_size": 8},
+        mm_tokens_per_image=4,
+        tie_word_embeddings=not moved,  # to("meta") unties them
+    )
+
+    def made() -> Any:
+        return transformers.Gemma3ForConditionalGeneration(config).to(BF16).eval()
+
+    model, want = made(), made()
+    convert(model, "nvfp4a16")
+    save_compressed_tensors(model, tmp_path)
+    load_compressed_tensors(want, tmp_path)
+    with torch.device("cpu" if moved else "meta"):
+        back = made().to("meta")
+    load_compressed_tensors(back, tmp_path)
+    for values in ("named_parameters", "named_buffers"):
+        found = dict(getattr(back, values)())
+        for name, tensor in getattr(want, values)():
+            assert torch.equal(found[name].float(), tensor.float()), name
+
+
+def test_experts_whose_layout_is_not_known(tmp_path: Path) -> None:
+    """Files of GraniteMoe have the experts of a layer in one tensor of another name."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    config = transformers.GraniteMoeConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+        num_experts_per_tok=2,
+        pad_token_id=0,
+    )
+
+    def made() -> Any:
+        return transformers.GraniteMoeForCausalLM(config).to(BF16).eval()
+
+    model, tokens = made(), torch.arange(20)[None]
+    convert(model, "nvfp4a16")
+    with pytest.raises(ValueError, match=r"experts\.down_proj: expected a weight that files store"):
+        save_compressed_tensors(model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    model, back = made(), made()
+    convert(model, "nvfp4a16", ignore=("lm_head", "experts", "router"))
+    save_compressed_tensors(model, tmp_path)
+    done = load_compressed_tensors(back, tmp_path)
+    assert {"lm_head", "model.layers.0.block_sparse_moe.experts"} <= done.skipped.keys()
+    with torch.no_grad():
+        assert sqnr(back(tokens).logits, model(tokens).logits) > 50
+
+
+@pytest.mark.parametrize(
+    ("targets", "of_inputs", "weight_only"),
+    [
+        (["Linear"], None, True),
+        (["Linear"], {}, False),
+        (["re:.*nothing"], {}, False),  # the only group that has inputs in NVFP4
+        (["0"], {"num_bits": 8, "group_size": None}, True),
+    ],
+    ids=str,
+)
+def test_inputs_of_other_schemes(
+    targets: list[str], of_inputs: dict[str, Any] | None, weight_only: bool, tmp_path: Path
+) -> None:
+    """Other tools name classes as targets, and have inputs in FP8 beside weights in NVFP4."""
+    model, back = layers(), layers()
+    convert(model, "nvfp4a16", ignore="2")
+    convert(model, "fp8_block")
+    save_compressed_tensors(model, tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())
+    nvfp4, fp8 = described["quantization_config"]["config_groups"].values()
+    inputs = None if of_inputs is None else {**nvfp4["weights"], **of_inputs}
+    nvfp4 |= {"targets": targets, "input_activations": inputs}
+    fp8 |= {"targets": ["re:2"], "input_activations": {**fp8["weights"], "dynamic": True}}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    load_compressed_tensors(back, tmp_path)
+    assert back[0].weight_only == weight_only
+
+
+@pytest.mark.parametrize(("location", "refused"), [("input", True), ("weight_input", False)])
+def test_transforms(location: str, refused: bool, tmp_path: Path) -> None:
+    """Those of weights are in the weights already."""
+    model, back = layers(), layers()
+    convert(model, "nvfp4a16")
+    save_compressed_tensors(model, tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())
+    group = {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": location}]}
+    described["quantization_config"]["transform_config"] = {"config_groups": {"a": group}}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    if not refused:
+        load_compressed_tensors(back, tmp_path)
+        return
+    with pytest.raises(ValueError, match=r"transform_config in .*: expected .* got those at input"):
+        load_compressed_tensors(back, tmp_path)
+    assert type(back[0]) is nn.Linear
 
 
 def test_inputs_are_quantized_where_they_were(tmp_path: Path) -> None:
@@ -745,6 +956,17 @@ def test_awq_of_modelopt_is_refused(tmp_path: Path) -> None:
         load_compressed_tensors(layers(), tmp_path)
 
 
+def test_other_algorithms_of_modelopt_are_refused(tmp_path: Path) -> None:
+    model, back = layers(), layers()
+    convert(model, "nvfp4")
+    save_compressed_tensors(model, tmp_path)
+    described = {"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": described}))
+    with pytest.raises(ValueError, match=r"quant_algo of 0: expected .* got 'W4A8_NVFP4_FP8'"):
+        load_compressed_tensors(back, tmp_path)
+    assert type(back[0]) is nn.Linear
+
+
 def test_scales_of_caches_are_not_read(tmp_path: Path) -> None:
     model, x = layers(), randn(8, 64)
     convert(model, "nvfp4")
@@ -855,6 +1077,14 @@ def test_errors(tmp_path: Path) -> None:
         name = f"0.{part}_global_scale"
         with pytest.raises(ValueError, match=f"{name}: expected one positive number, got "):
             load(**{name: torch.tensor(wrong)})
+    codes = torch.ones(48, 160, dtype=torch.float8_e4m3fn)
+    without = {f"2.{n}": None for n in ("weight_packed", "weight_scale", "weight_global_scale")}
+    with pytest.raises(
+        ValueError, match=r"codes with scales, for 2\.weight, got torch\.float8_e4m3fn"
+    ):
+        load(**{**without, "2.weight": codes})
+    with pytest.raises(ValueError, match=r"0\.weight_packed: .* with scales torch\.float32"):
+        load(**{"0.weight_scale": good["0.weight_scale"].float()})
     with pytest.raises(ValueError, match=r"have 3\.weight besides"):
         load(**{"3.weight": torch.ones(2)})
     with pytest.raises(ValueError, match=r"the files lack 3\.weight, 3\.bias"):
