@@ -354,6 +354,8 @@ class Plan:
             why: str | None = None
             if isinstance(module, CONVERTED):
                 why = f"already converted to {type(module).__name__}"
+                if isinstance(module, nn.Linear) and not isinstance(module, self.kind):
+                    why += "; its state_dict fits the plain model, which can be converted"
             elif isinstance(module, nn.Linear):
                 mine = {f"{place}.weight" for place in places[id(module)]}
                 others = [n for n in holders.get(id(module.weight), []) if n not in mine]
