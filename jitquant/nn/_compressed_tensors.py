@@ -259,8 +259,8 @@ def compressed_tensors(
     if not layers:
         raise ValueError(
             "model: expected layers that are NVFP4Linear, MXFP4Linear or Float8BlockwiseLinear, "
-            "got none. Call convert(model, ...) first; a model with NVFP4TrainingLinear is converted "
-            "by loading its state_dict into the plain model"
+            "got none. Call convert(model, ...) first, for NVFP4TrainingLinear after loading the "
+            "state_dict into the plain model"
         )
     places = places_in_file(model, shapes)
     unknown = shapes.keys() - {place.name for place in places.values()}

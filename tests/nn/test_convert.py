@@ -65,8 +65,8 @@ def test_fp8(model: Block) -> None:
     again = convert(model, "nvfp4")
     assert again.replaced == []
     assert again.skipped["up"] == (
-        "already converted to Float8BlockwiseLinear; its state_dict fits the plain model, which can "
-        "be converted"
+        "already converted to Float8BlockwiseLinear; its state_dict fits the plain model, which "
+        "can be converted"
     )
     assert convert(model, "fp8_block").skipped["up"] == "already converted to Float8BlockwiseLinear"
     assert "0 of 4 layers replaced" in str(again)
