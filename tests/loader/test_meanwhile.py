@@ -125,6 +125,27 @@ def test_a_header_comes_to_be_that_shadows(how: str, tmp_path: Path, meanwhile: 
     check(tmp_path / "cache", source, 4, cxx_flags=[f"-I{first}", f"-I{second}"])
 
 
+@pytest.mark.parametrize("part", ["", "deep"])
+def test_a_directory_is_replaced_and_gets_a_file(
+    part: str, tmp_path: Path, meanwhile: Meanwhile
+) -> None:
+    """Its date is then that of the file, as if it had been there before."""
+    first, second = two(tmp_path)
+    source = write(tmp_path / "source" / "k.cpp", f"<{part}/foo.h>" if part else "<foo.h>")
+    for place, value in ((first, 4), (second, 3)):
+        (place / part).mkdir(exist_ok=True)
+        write_factor(place / part / "foo.h", value)
+    time.sleep(0.05)
+
+    def swap() -> None:
+        (second / part).rename(tmp_path / "old")
+        (first / part).rename(second / part)
+        (second / part / "other").write_text("")
+
+    meanwhile.after.append(swap)
+    check(tmp_path / "cache", source, 4, include_dirs=[second])
+
+
 def test_a_header_that_shadowed_is_removed(tmp_path: Path, meanwhile: Meanwhile) -> None:
     first, second = two(tmp_path)
     write_factor(first / "foo.h", 4)
@@ -142,6 +163,31 @@ def test_a_header_is_removed_and_comes_back(tmp_path: Path, meanwhile: Meanwhile
         new_loader(tmp_path / "cache").get("k", [source])
     write_factor(source.parent / "foo.h", 4)
     check(tmp_path / "cache", source, 4)
+
+
+@pytest.mark.parametrize("name", ["<deep/foo.h>", '"../around/foo.h"', '"{}/around/foo.h"'])
+@pytest.mark.parametrize("then", ["", "others come and go"])
+def test_a_header_elsewhere_that_is_asked_for_goes(
+    name: str, then: str, tmp_path: Path, meanwhile: Meanwhile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = two(tmp_path)
+    header = first / "deep" / "foo.h" if "deep" in name else tmp_path / "around" / "foo.h"
+    header.parent.mkdir()
+    header.write_text("")
+    source = tmp_path / "source" / "k.cpp"
+    source.parent.mkdir()
+    source.write_text(ASKED.replace("<foo.h>", name.replace("{}", str(tmp_path))))
+    meanwhile.after.append(header.unlink)
+    if then:
+        real = build_module.link_and_try
+
+        def link_and_try(*args: object, **options: object) -> object:
+            (header.parent / "other").touch()
+            (header.parent / "other").unlink()
+            return real(*args, **options)
+
+        monkeypatch.setattr(build_module, "link_and_try", link_and_try)
+    check(tmp_path / "cache", source, 3, include_dirs=[first])
 
 
 @pytest.mark.parametrize("comes", [False, True])

@@ -73,8 +73,11 @@ def test_a_header_beside_the_source_shadows_however_it_is_included(
 @pytest.mark.parametrize(
     "text",
     in_quick(
-        6,
+        9,
         [
+            "#define HAS(x) __has_include(x)\n#define H <foo.h>\n#define HAVE HAS(H)\n#if HAVE\n",
+            "#define H __has_include\n#define HAS(x) H(x)\n#define HAVE HAS(<foo.h>)\n#if HAVE\n",
+            "#define LEFT (\n#define RIGHT )\n#if __has_include LEFT <foo.h> RIGHT\n",
             "#define HAS(x) __has_include(x)\n#define IN(x) <x>\n#if HAS(IN(foo.h))\n",
             "#ifdef G\n#define H <a.h>\n#endif\n#define G <foo.h>\n#define H G\n"
             "#if __has_include(H)\n",
@@ -89,6 +92,11 @@ def test_a_header_beside_the_source_shadows_however_it_is_included(
             '#if __has_include("{}/include/foo.h")\n',
             "#define HAS(x) __has_include(x)\n#define H <foo.h>\n#if HAS(H)\n",
             "#define HAS __has_include\n#define IN(x) <x>\n#if HAS(IN(foo.h))\n",
+            "#define HAS(x) __has_include(x)\n#define HAVE HAS(<foo.h>)\n#if HAVE\n",
+            "#define H __has_include\n#define HAS(x) H(x)\n#define IN(x) <x>\n"
+            "#define HAVE HAS(IN(foo.h))\n#if HAVE\n",
+            "#define HAS(x, y) __has_include(x) && y\n#if HAS(<foo.h>, 1)\n",
+            "#define H (<foo.h>)\n#if __has_include H\n",
             "#if __has_include(<fo\\ \no.h>)\n",
             "#\0if\0__has_include\0(<foo.h>)\n",
         ],
@@ -266,6 +274,18 @@ def test_what_embed_reads_is_searched_as_a_header(tmp_path: Path) -> None:
     roots = Roots({"src0": str(tmp_path)})
     ((searched, _), _) = searched_by([Unit(str(source), (str(place / "b.bin"),), path)], roots)
     assert searched.names == {"a.bin": 2, "b.bin": 1}
+
+
+def test_parameters_of_macros_are_no_names(tmp_path: Path) -> None:
+    """Or any new file in a directory that is searched would count."""
+    source = tmp_path / "k.cpp"
+    source.write_text(
+        "#define H(x) __has_include(x)\n#define HAS(x) H(x)\n#define OTHER(x) printf(x)\n"
+        "#define SAYS OTHER(TEXT) OTHER(<text>)\n#ifdef __has_include\n#if HAS(<a.h>)\n"
+    )
+    unit = Unit(str(source), (), IncludePath((), (str(tmp_path),)))
+    ((searched, _), _) = searched_by([unit], Roots({"src0": str(tmp_path)}))
+    assert searched.names == {"a.h": 1}
 
 
 def test_no_precompiled_header_is_taken(tmp_path: Path, loader: Loader) -> None:

@@ -247,6 +247,9 @@ def build(
     places += [place for path in paths.result() for place in path.tool_places]
     linked, by_linker = _linked(plan, staging, list(dict.fromkeys(places)))
     searched, twins = searching.result()
+    # A generated binding is here, beside nothing that it could find, and no other build is.
+    inside = os.path.join(staging, "")
+    searched = [one for one in searched if one.places != [inside]]
     return Built(
         library,
         tuple(read),

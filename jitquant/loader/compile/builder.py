@@ -14,7 +14,7 @@ from ..machine.memo import Memo
 from ..machine.processes import default_jobs
 from ..module import is_loaded
 from ..report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten
-from ..request.includes import listings, removed_since
+from ..request.includes import Searched, listings, may_be_removed, removed_since, visible_now
 from ..request.key import digest_of
 from ..request.plan import Plan
 from ..request.scan import scan_includes
@@ -30,7 +30,7 @@ from .build import build
 from .commands import KEPT
 from .publish import describe
 from .shared import SharedObjects
-from .ticks import changed_after, wait_for_next_tick
+from .ticks import changed_after, on_the_way, wait_for_next_tick
 
 _DEFAULT_LOCK_SECONDS = 600.0
 _DEFAULT_SIZE = "4GiB"
@@ -116,10 +116,16 @@ class Builder:
         extension = _extension_of(plan, cache, memo)
         self._announce(plan, cache, reporter)
         changed: str | None = None
+        files: tuple[str, ...] = ()
+        searched: list[Searched] = []
         for attempt in range(MOST_ATTEMPTS):
             work = staging / str(attempt)
             work.mkdir(mode=0o700)
             moment, before = wait_for_next_tick(work), listings(plan.roots)
+            # What the previous attempt read and looked for can be compared. In the first one, the
+            # dates of directories have to do, which unrelated changes have too.
+            ways = on_the_way((*plan.roots.labels.values(), *files))
+            visible = visible_now(searched, plan.roots)
             jobs, slots = self._jobs, self._slots
             try:
                 built = build(
@@ -154,9 +160,15 @@ class Builder:
             entry, files = describe(plan, extension, built, memo, heartbeat.seconds)
             changed = (
                 next((name for name, digest in entry.headers.items() if not digest), None)
-                or changed_after(files, moment)
+                or changed_after(files, moment, ways)
                 or removed_since(before, entry.searched, plan.roots)
+                or (
+                    visible.lacking(entry.visible)
+                    if searched
+                    else may_be_removed(before, moment, entry.searched, plan.roots)
+                )
             )
+            searched = entry.searched
             if changed is None:
                 break
             file = os.path.basename(changed)

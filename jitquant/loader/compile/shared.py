@@ -77,7 +77,7 @@ class SharedObjects:
             "visible": visible.names,
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-        if changed_after([*states, *visible.paths(roots)], moment) is not None:
+        if changed_after([*states, *visible.paths(roots)], moment, {}) is not None:
             return
         write_trusted(kept, json.dumps(described).encode() + b"\n" + content)
 

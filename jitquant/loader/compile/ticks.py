@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 
@@ -22,31 +23,48 @@ def wait_for_next_tick(directory: Path) -> int:
     return first
 
 
-def changed_after(paths: Iterable[str], moment_ns: int) -> str | None:
-    """The first of ``paths`` that was changed after ``moment_ns`` or is another file since then."""
-    seen: set[str] = set()
+def on_the_way(paths: Iterable[str]) -> dict[str, os.stat_result]:
+    """What there is on the ways to ``paths``: all directories, and links with their targets."""
+    found: dict[str, os.stat_result] = {}
+    waiting = list(paths)
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        with contextlib.suppress(OSError):
+            up, status = os.path.dirname(path), os.lstat(path)
+            found[path] = status
+            waiting.append(up)
+            if stat.S_ISLNK(status.st_mode):
+                waiting.append(os.path.join(up, os.readlink(path)))
+    return found
+
+
+def changed_after(
+    paths: Sequence[str], moment_ns: int, before: Mapping[str, os.stat_result]
+) -> str | None:
+    """The first of ``paths`` that was changed after ``moment_ns``, or what is another on the way.
+
+    ``before`` is what there was on some ways then.
+    """
     for path in paths:
         try:
-            if os.stat(path).st_ctime_ns > moment_ns or _is_other(path, moment_ns, seen):
+            if os.stat(path).st_ctime_ns > moment_ns:
                 return path
         except OSError:
             return path
-    return None
+    ways = on_the_way(paths)
+    return next((w for w, now in ways.items() if _is_other(w, now, before.get(w), moment_ns)), None)
 
 
-def _is_other(path: str, moment_ns: int, seen: set[str]) -> bool:
-    """Whether a link on the way to ``path`` is new, or a directory was moved there.
-
-    A change in a directory gives it a new ``mtime`` too. ``seen`` are those that are as before.
-    """
-    while path not in seen:
-        seen.add(path)
-        up, status = os.path.dirname(path), os.lstat(path)
-        if stat.S_ISLNK(status.st_mode):
-            target = os.path.join(up, os.readlink(path))
-            if status.st_ctime_ns > moment_ns or _is_other(target, moment_ns, seen):
-                return True
-        elif stat.S_ISDIR(status.st_mode) and status.st_ctime_ns > moment_ns >= status.st_mtime_ns:
-            return True
-        path = up
-    return False
+def _is_other(
+    path: str, now: os.stat_result, before: os.stat_result | None, moment_ns: int
+) -> bool:
+    """Whether a link is new since then, or a directory was moved to ``path``."""
+    if stat.S_ISDIR(now.st_mode) and before is not None:
+        return not os.path.samestat(now, before)
+    if now.st_ctime_ns <= moment_ns or not stat.S_ISDIR(now.st_mode):
+        return now.st_ctime_ns > moment_ns and stat.S_ISLNK(now.st_mode)
+    # A change in a directory gives it a new mtime too, and so does a move the one that has it.
+    around = os.stat(os.path.dirname(path))
+    return now.st_mtime_ns <= moment_ns or around.st_ctime_ns > moment_ns

@@ -26,10 +26,16 @@ _ASKED = _pattern(rb"__has_(?:include|embed)(_next)?", rb"\(", _NAME)
 _ASKED_BY_MACRO = _pattern(rb"__has_(?:include|embed)(?:_next)?", rb"\(", rb"(\w+)")
 #: The definition of a macro with parameters, whose names are no macros.
 _FUNCTION = _pattern(rb"#", rb"define\b", rb"\w+\([^\n]*")
-#: Where a macro may stand for __has_include, with the name of a header or of a macro.
+#: The same where another macro stands for the parenthesis, but not in the text of a comment.
+_ASKED_IN_PARTS = _pattern(
+    rb"#", rb"(?:(?:el)?if|define)\b[^\n]*__has_(?:include|embed)(?:_next)?", rb"([A-Za-z_]\w*)"
+)
+#: Where a macro may stand for __has_include, with the name of a header or of a macro: a condition,
+#: or the definition of a macro for one, with its name and parameters.
 _CONDITION = _pattern(rb"#", rb"(?:el)?if\b([^\n]*\([^\n]*)")
-_ARGUMENT = _pattern(rb"\(", rb"()" + _NAME, rb"\)")
-_CALL = _pattern(rb"(\w+)", rb"\(", rb"(\w+)")
+_DEFINITION = _pattern(rb"#", rb"define\b", rb"(\w+)(\([^)\n]*\))?([^\n]*\([^\n]*)")
+_ARGUMENT = _pattern(rb"\(", rb"()" + _NAME)
+_CALL = _pattern(rb"\b(\w+)", rb"\(", rb"(?:(\w+)|" + _NAME + rb")")
 _MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)", _NAME)
 _OTHER_MACRO = _pattern(rb"#", rb"define\b", rb"(\w+)[ \t]+(?![\"<\s])")
 #: A macro that stands for __has_include.
@@ -57,8 +63,9 @@ class Text(NamedTuple):
     """What a file includes, which macros it asks for, and macros that are names of headers.
 
     ``asks`` are all words that may be such macros, ``asks_itself`` those that are. ``calls`` are
-    macros in conditions with such words, ``asking`` macros that ask, ``others`` all macros that are
-    something else than the name of a header.
+    macros in conditions and definitions with such words, ``named`` those in definitions with the
+    name of a header, ``uses`` are macros with those that they call, ``asking`` macros that ask,
+    ``others`` all macros that are something else than the name of a header.
     """
 
     includes: list[Include]
@@ -66,6 +73,8 @@ class Text(NamedTuple):
     asks_itself: set[bytes]
     macros: list[tuple[bytes, Include]]
     calls: set[tuple[bytes, bytes]]
+    named: list[tuple[bytes, Include]]
+    uses: set[tuple[bytes, bytes]]
     asking: set[bytes]
     others: set[bytes]
 
@@ -98,15 +107,28 @@ def parse(text: bytes) -> Text:
     ]
     asked, asks = _ASKED.findall(text), set(_ASKED_BY_MACRO.findall(text))
     asks_itself = set(_ASKED_BY_MACRO.findall(_FUNCTION.sub(b"", text))) if asks else set()
+    asking: set[bytes] = set()
+    if b"__has_" in text:
+        asks_itself.update(_ASKED_IN_PARTS.findall(text))
+        asking.update(_ASKING.findall(text))
     calls: set[tuple[bytes, bytes]] = set()
+    named: list[tuple[bytes, Include]] = []
+    uses: set[tuple[bytes, bytes]] = set()
     for condition in _CONDITION.findall(text):
         asked += _ARGUMENT.findall(condition)
-        calls.update(_CALL.findall(condition))
+        calls.update((called, word) for called, word, *_ in _CALL.findall(condition) if word)
     asks.update(word for _, word in calls)
-    asking = set(_ASKING.findall(text)) if b"__has_" in text else set()
+    for macro, parameters, body in _DEFINITION.findall(text):
+        own = re.findall(rb"\w+", parameters)
+        for called, word, *names in _CALL.findall(body):
+            uses.add((macro, called))
+            if not word:
+                named.append((called, include(*names, asked=True, following=False)))
+            elif word not in own:
+                calls.add((called, word))
     includes += [include(*names, asked=True, following=bool(after)) for after, *names in asked]
     macros = [
         (name, include(*names, asked=True, following=True)) for name, *names in _MACRO.findall(text)
     ]
     others = set(_OTHER_MACRO.findall(text))
-    return Text(includes, asks, asks_itself, macros, calls, asking, others)
+    return Text(includes, asks, asks_itself, macros, calls, named, uses, asking, others)

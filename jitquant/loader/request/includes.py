@@ -52,6 +52,11 @@ class Visible(NamedTuple):
     names: list[str]
     directories: dict[str, Signature | None]
 
+    def lacking(self, names: Iterable[str]) -> str | None:
+        """A file that is not among ``names``."""
+        files = {name for name in self.names if " = " not in name}
+        return min(files.difference(names), default=None)
+
     def paths(self, roots: Roots) -> list[str]:
         """The files of these names, and the caller's directories of which all files count.
 
@@ -127,6 +132,33 @@ def removed_since(
         for place in places:
             if gone := first & (before.get(place, set()) - now.get(place, set())):
                 return f"{place}{min(gone)}"
+    return None
+
+
+def may_be_removed(
+    before: Mapping[str, set[str]], moment_ns: int, searched: Iterable[Searched], roots: Roots
+) -> str | None:
+    """A name in ``searched`` that is not there, but by the dates may have been at ``moment_ns``.
+
+    Not directly in a directory of ``before``: of that :func:`removed_since` tells for certain.
+    """
+    changed: dict[str, bool] = {}
+    for places, names in searched:
+        for index, place in enumerate(places):
+            top = os.path.dirname(roots.path(place))
+            for name, depth in names.items():
+                path = os.path.join(top, name)
+                if depth <= index or name in ("", LISTING) or identity(path):
+                    continue
+                told: dict[str, Signature | None] = {}
+                look_at(os.path.dirname(path), told)
+                if place in before:
+                    told.pop(top, None)
+                for directory in told.keys() - changed.keys():
+                    with contextlib.suppress(OSError):
+                        changed[directory] = os.stat(directory).st_ctime_ns > moment_ns
+                if any(changed.get(directory, True) for directory in told):
+                    return f"{place}{name}"
     return None
 
 

@@ -80,15 +80,17 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> tuple[list[Searched], li
         macros = [pair for _, text in every_text for pair in text.macros]
         known = {name for name, _ in macros}.difference(*(text.others for _, text in every_text))
         asking = set().union(*(text.asking for _, text in every_text))
+        while more := {a for _, text in every_text for a, b in text.uses if b in asking} - asking:
+            asking |= more
+        computing = []
         for file, text in every_text:
-            asked = [include for name, include in macros if name in text.asks]
+            words = {word for name, word in text.calls if name in asking}
+            asked = [include for name, include in macros if name in text.asks | words]
+            asked += [include for name, include in text.named if name in asking]
             for include in (*text.includes, *asked):
                 search.note(os.path.dirname(file), include)
-        computing = [
-            os.path.dirname(file)
-            for file, text in every_text
-            if text.asks_itself.union(w for name, w in text.calls if name in asking) - known
-        ]
+            if (text.asks_itself | words) - known:
+                computing.append(os.path.dirname(file))
         if computing:
             _note_computed(search, unit, roots, every_text, computing)
         search.note_unnamed()
