@@ -16,6 +16,7 @@ import typer
 
 from jitquant.loader.core import Loader
 from jitquant.loader.errors import CompileError, FirstLoadError, LoaderError
+from jitquant.loader.request.includes import Identity, identity
 from jitquant.loader.request.plan import Request
 from jitquant.loader.request.sources import SUFFIXES
 from jitquant.loader.store.match import Build
@@ -125,20 +126,33 @@ class Watch:
         return [Path(path) for path in (*found, *map(os.path.realpath, found))]
 
     def _matters(self, path: str) -> bool:
-        """Whether it may be a source or a header, or is what a failed build lacks."""
+        """Whether it may be a source or a header, a directory, or is what a failed build lacks."""
         name = Path(path).name
-        known = path.lower().endswith(_SUFFIXES) or name in self._read
+        known = path.lower().endswith(_SUFFIXES) or name in self._read or self._has_been(path)
         return known or _is_missing(name, self._failed or "")
+
+    def _has_been(self, path: str) -> bool:
+        """Whether ``path`` is a directory, or was one that is watched."""
+        return Path(path).is_dir() or Path(path) in self._directories
+
+    def _watched(self) -> dict[Path, Identity]:
+        """The directories that exist, and which they are: a watch stays with one that is moved."""
+        found = {place: identity(str(place), of_directory=True) for place in self._directories}
+        return {place: which for place, which in found.items() if which is not None}
 
     def run(self) -> None:
         """Until it is interrupted."""
         while True:
             self.build()
-            watched = set(self._directories)
+            watched = self._watched()
             changes = _changes(watched, self._matters)
-            next(changes)
+            try:
+                next(changes)
+            except FileNotFoundError:  # a directory that was there a moment ago
+                continue
             self.build()  # what changed before the watching began
-            while self._directories == watched:
+            moved = False
+            while not moved and self._watched() == watched:
                 changed = next(changes)
                 code = self._child.ended()
                 if code is not None:
@@ -146,6 +160,7 @@ class Watch:
                     self._out.print(f"{self._child.command[0]} ended with {how}", markup=False)
                 if changed:
                     self.build()
+                    moved = any(map(self._has_been, changed))
             changes.close()
 
 
@@ -165,8 +180,10 @@ def _directories(paths: Iterable[Path]) -> set[Path]:
     return {place for place in places if place.is_dir()}
 
 
-def _changes(directories: set[Path], matters: Callable[[str], bool]) -> Generator[bool, None, None]:
-    """Whether a file that ``matters`` has changed in ``directories``, several times a second."""
+def _changes(
+    directories: Iterable[Path], matters: Callable[[str], bool]
+) -> Generator[list[str], None, None]:
+    """Which paths that ``matters`` have changed in ``directories``, several times a second."""
     from watchfiles import watch
 
     for found in watch(
@@ -178,7 +195,7 @@ def _changes(directories: set[Path], matters: Callable[[str], bool]) -> Generato
         yield_on_timeout=True,
         raise_interrupt=True,
     ):
-        yield bool(found)
+        yield [path for _, path in found]
 
 
 def watch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,6 +159,38 @@ def test_a_library_that_does_not_load_and_a_header_behind_a_link(watching: Watch
     watching.wait_for("started", 2)
     write_factor(target, 5)
     watching.wait_for("started", 3)
+    watching.process.send_signal(signal.SIGINT)
+    assert watching.process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_directories_that_are_replaced_or_come_to_be_are_watched(watching: Watching) -> None:
+    source = watching.source
+    watching.wait_for("started")
+    include, other = source.parent / "include", source.parent.parent / "other"
+    include.mkdir()
+    write_factor(include / "foo.h", 4)
+    source.write_text(
+        '#if __has_include("late/foo.h")\n#include "late/foo.h"\n#else\n'
+        '#include "include/foo.h"\n#endif\nextern "C" int factor() { return FACTOR; }\n'
+    )
+    watching.wait_for("started", 2)
+    other.mkdir()
+    write_factor(other / "foo.h", 5)
+    include.rename(source.parent.parent / "old")
+    other.rename(include)
+    watching.wait_for("started", 3)
+    write_factor(include / "foo.h", 6)
+    watching.wait_for("started", 4)
+    shutil.rmtree(include)
+    watching.wait_for("building 'plain' failed")
+    include.mkdir()
+    write_factor(include / "foo.h", 7)
+    watching.wait_for("started", 5)
+    write_factor(include / "foo.h", 8)
+    watching.wait_for("started", 6)
+    (source.parent / "late").mkdir()
+    write_factor(source.parent / "late" / "foo.h", 9)
+    watching.wait_for("started", 7)
     watching.process.send_signal(signal.SIGINT)
     assert watching.process.wait(PATIENCE_SECONDS) == 0
 
