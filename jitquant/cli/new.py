@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from jitquant.loader.machine.trust import write_output
 from jitquant.loader.module import CudaModule
 from jitquant.loader.request.sources import check_name
 
@@ -258,7 +259,7 @@ def write_new(name: str, directory: Path) -> list[Path]:
     files = {directory / file: text for file, text in files_of(name).items()}
     directory.mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
-        path.write_text(text)
+        write_output(path, text)
     return list(files)
 
 

@@ -39,8 +39,9 @@ def record(
             if is_new:
                 output.unlink()
             raise cannot_start("record", command[0], error) from error
-        names = write_manifest(notes, output)
-    console(stderr=True).print(f"{len(names)} modules used, in {output}", markup=False)
+        names, damaged = write_manifest(notes, output)
+    lost = f" ({damaged} records were not written whole, and are missing)" if damaged else ""
+    console(stderr=True).print(f"{len(names)} modules used, in {output}{lost}", markup=False)
     raise typer.Exit(code if code >= 0 else 128 - code)
 
 

@@ -26,8 +26,8 @@ from .machine.memo import Memo
 from .machine.toolchain import preload_runtime
 from .module import CudaModule, is_loaded, load_module
 from .report import Reporter, outside
-from .request.plan import Plan, Request, Wanted, look_up, make_plan
-from .request.sources import Source, Watched, as_items, as_strings, check_name, kernel_names
+from .request.plan import Plan, Request, Wanted, checked_request, look_up, make_plan
+from .request.sources import Source, Watched, kernel_names
 from .settings import check_settings, setting
 from .store.cache import Cache, bundle_paths, default_root
 from .store.match import (
@@ -153,7 +153,7 @@ class Loader:
             record, key = None, None
         if record is not None and (self._frozen or record.changed() is None):
             return record.module
-        request = self._request(name, sources, include_dirs, cuda_flags, cxx_flags, archs)
+        request = checked_request(name, sources, include_dirs, cuda_flags, cxx_flags, archs)
         if key is None or not all(map(_stays_equal, key)):
             return self.get_request(request)
         return self._get_slowly(key, request)
@@ -179,11 +179,11 @@ class Loader:
             The module; a function that returns whether to keep it (:meth:`up_to_date_check`; a part
             is kept until the whole module is loaded); and whether it is the part.
         """
-        request = self._request(name, sources, (), (), (), None)
+        request = checked_request(name, sources, (), (), (), None)
         record = self._records.get(request)
         may_build = self._may_build() and not self._capturing()
         enough = [
-            self._request(f"{name}_{known}", sources, (), flags, (), None)
+            checked_request(f"{name}_{known}", sources, (), flags, (), None)
             for known, flags in ((part, cuda_flags), *wider)
         ]
         if self._is_ready(request):
@@ -242,7 +242,7 @@ class Loader:
         """See :func:`jitquant.loader.get_cuda_module`, whose ``backend`` here is ``"nvrtc"``."""
         from .nvrtc.build import DeviceLoader
 
-        request = self._request(name, sources, include_dirs, cuda_flags, (), archs)
+        request = checked_request(name, sources, include_dirs, cuda_flags, (), archs)
         with self._guard_current():
             if self._devices is None:
                 self._devices = DeviceLoader(self.look_up, self.reloads, self._check_may_compile)
@@ -257,26 +257,6 @@ class Loader:
             )
         why = "backend='nvrtc' compiles in every process; backend='nvcc' does not"
         self.check_may_build(wanted, why=why)
-
-    def _request(
-        self,
-        name: str,
-        sources: Sequence[str | os.PathLike[str] | Source],
-        include_dirs: Sequence[str | os.PathLike[str]],
-        cuda_flags: Sequence[str],
-        cxx_flags: Sequence[str],
-        archs: str | Sequence[str] | None,
-    ) -> Request:
-        return Request(
-            check_name(name),
-            as_items(sources, "sources", "'kernel.cu'", (str, os.PathLike, Source)),
-            as_strings(include_dirs, "include_dirs", "'include'"),
-            as_strings(cuda_flags, "cuda_flags", "'-lineinfo'"),
-            as_strings(cxx_flags, "cxx_flags", "'-O3'"),
-            archs
-            if archs is None or isinstance(archs, str)
-            else as_strings(archs, "archs", "'9.0'"),
-        )
 
     def _get_slowly(self, key: object, request: Request, on_tick: OnTick = _NO_TICK) -> CudaModule:
         with self._guard_current():

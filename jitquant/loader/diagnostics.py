@@ -109,7 +109,7 @@ def _edg_column(match: re.Match[str], following: Sequence[str], root: Path) -> i
 def _source_line(path: Path, line: int) -> str | None:
     try:
         return path.read_text(errors="replace").splitlines()[line - 1].expandtabs(1)
-    except (OSError, IndexError):
+    except (OSError, ValueError, IndexError):  # not a name that this process can write
         return None
 
 

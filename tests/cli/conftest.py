@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -70,6 +72,17 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
         return Ran(code, out, err)
 
     return command
+
+
+@contextlib.contextmanager
+def at_most_bytes(size: int) -> Iterator[None]:
+    """No file can become larger, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from loader.toys import entries, nvcc_or_reason, write_plain, write_toy
 
-from .conftest import Run
+from jitquant.loader.tools.compile_commands import merge
+
+from .conftest import Run, at_most_bytes
 
 
 @pytest.mark.parametrize("launcher", [None, "env"])
@@ -48,6 +50,18 @@ def test_the_command_of_a_kernel_is_one_of_clang(run: Run, tmp_path: Path) -> No
     assert any((place / "jitquant" / "device.cuh").is_file() for place in places)
     nvcc_alone = ("-gencode", "-Xcompiler", "--threads", "-lineinfo", "--resource-usage", "-ccbin")
     assert not [word for word in words if word.startswith(nvcc_alone)]
+
+
+def test_a_database_that_cannot_be_written_is_as_before(tmp_path: Path) -> None:
+    target, link = tmp_path / "build.json", tmp_path / "compile_commands.json"
+    target.write_text("[]")
+    link.symlink_to(target)
+    commands = [{"file": f"/{number}.cpp"} for number in range(100)]
+    with at_most_bytes(1000), pytest.raises(OSError, match=r"File too large: '.*/build\.json'"):
+        merge(link, commands)
+    assert target.read_text() == "[]"
+    assert merge(link, commands) == 100
+    assert link.is_symlink()
 
 
 def test_commands_of_other_files_stay(run: Run, tmp_path: Path) -> None:

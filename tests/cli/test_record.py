@@ -14,9 +14,11 @@ from loader.toys import copy_cache, entries, finish, python, write_plain
 from quick import in_quick
 
 import jitquant
-from jitquant.loader.request.used import read_manifest
+from jitquant.loader import LoaderError
+from jitquant.loader.request.plan import Request
+from jitquant.loader.request.used import VARIABLE, note_use, read_manifest, write_manifest
 
-from .conftest import Built, Run
+from .conftest import Built, Run, at_most_bytes
 
 ROOT = Path(jitquant.__file__).resolve().parents[1]
 #: One module, a variant of it in a forked child, and a kernel with a binding.
@@ -34,6 +36,16 @@ if pid == 0:
 assert os.waitpid(pid, 0)[1] == 0
 loader.get("toy", [kernel])
 """
+#: As a manifest has it.
+MODULE = {
+    "name": "k",
+    "sources": ["k.cu", "./own.cu"],
+    "include_dirs": ["/elsewhere"],
+    "cuda_flags": [],
+    "cxx_flags": [],
+    "archs": None,
+    "built_for": ["90a"],
+}
 #: What would start a compiler, or any process, is refused.
 READY = """
 import json, os, sys
@@ -110,29 +122,63 @@ def test_what_a_run_used_is_ready_where_nothing_can_compile(
 
 def test_the_architectures_can_be_others(run: Run, tmp_path: Path) -> None:
     manifest = tmp_path / "used.json"
-    module = {
-        "name": "k",
-        "sources": ["k.cu", "./own.cu"],
-        "include_dirs": ["/elsewhere"],
-        "cuda_flags": [],
-        "cxx_flags": [],
-        "archs": None,
-        "built_for": ["90a"],
-    }
-    manifest.write_text(json.dumps({"format": 1, "modules": [module]}))
+    manifest.write_text(json.dumps({"format": 1, "modules": [MODULE]}))
     (request,) = read_manifest(manifest, as_built=True).values()
     assert request.sources == ("k.cu", tmp_path / "own.cu")
     assert request.archs == ("90a",)
     assert read_manifest(manifest, as_built=False)["k"].archs is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 1, "modules": [{}]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", '{"format": 2}', '{"format": 1, "modules": [{}]}'),
+        *(
+            json.dumps({"format": 1, "modules": [{**MODULE, **wrong}]})
+            for wrong in (
+                {"name": "../../evil"},
+                {"name": 5},
+                {"sources": "./k.cu"},
+                {"sources": [{"text": 5}]},
+                {"include_dirs": "include"},
+                {"cuda_flags": "-DX"},
+                {"cxx_flags": [5]},
+                {"built_for": 90},
+            )
+        ),
+    ],
+)
 def test_what_is_no_manifest_is_refused(run: Run, tmp_path: Path, text: str) -> None:
     manifest = tmp_path / "used.json"
     manifest.write_text(text)
     done = run("bundle", "--from", manifest, "-o", tmp_path / "bundle")
     assert done.code == 1
     assert f"{manifest} is not a manifest of `jitquant record`" in done.err
+
+
+def test_a_record_that_is_not_written_whole_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes, manifest = tmp_path / "notes", tmp_path / "used.json"
+    monkeypatch.setenv(VARIABLE, str(notes))
+    note_use(Request("first", ("first.cu",)), ["90a"])
+    with at_most_bytes(2000), pytest.raises(LoaderError, match=r"only a part was written"):
+        note_use(Request("large", ("large.cu",), cxx_flags=("-D" + "X" * 3000,)), ["90a"])
+    note_use(Request("last", ("last.cu",)), ["90a"])
+    assert write_manifest(notes, manifest) == (["first", "last"], 1)
+    before = manifest.read_text()
+    with at_most_bytes(100), pytest.raises(OSError, match=r"File too large: '.*/used\.json'"):
+        write_manifest(notes, manifest)
+    assert manifest.read_text() == before
+    assert sorted(tmp_path.iterdir()) == [notes, manifest]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_manifest(notes, pipe)  # as to /dev/stdout
+        assert os.read(reader, 65536).decode() == before
+    finally:
+        os.close(reader)
 
 
 def test_the_exit_code_is_that_of_the_command(run: Run, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -125,11 +126,21 @@ def test_directory_and_repeated_sources(loader: Loader, tmp_path: Path) -> None:
     (tmp_path / "d.cu").mkdir()
     with pytest.raises(ValueError, match="is a directory"):
         loader.get("k", [tmp_path / "d.cu"])
+    os.mkfifo(tmp_path / "pipe.cpp")
+    with pytest.raises(ValueError, match=r"sources: '.*pipe\.cpp' is a pipe or a device; give a"):
+        loader.get("pipe", [tmp_path / "pipe.cpp"])
     with pytest.raises(ValueError, match="is a directory; name the file in it"):
         loader.get("k", [tmp_path])
     source = write_plain(tmp_path)
     with pytest.raises(ValueError, match="is named twice"):
         loader.get("k", [source, source])
+
+
+def test_a_null_character(loader: Loader) -> None:
+    with pytest.raises(
+        ValueError, match=r"cxx_flags: '-DX=\\x00' contains a null character; leave"
+    ):
+        loader.get("k", ["./k.cpp"], cxx_flags=["-DX=\0"])
 
 
 def test_a_path_that_goes_up_from_a_link(loader: Loader, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from jitquant.loader import BundleError, HostCompilerNotFoundError, Loader
 from jitquant.loader.machine.archs import runs_on
+from jitquant.loader.request.key import digest_of
 from jitquant.loader.request.plan import Request
 from jitquant.loader.request.plan import python_abi as abi_here
 from jitquant.loader.store.bundles import Bundle, open_bundle, write_bundle
@@ -73,6 +74,7 @@ def edit_entry(bundle: Path, change: Callable[[dict[str, Any]], None]) -> None:
     (path,) = bundle.glob("entries/*/*/entry.json")
     described = json.loads(path.read_text())
     change(described)
+    described["level1"] = digest_of(described["inputs"])
     path.chmod(0o644)
     path.write_text(json.dumps(described))
     place = path.parent.with_name(Entry.from_json(path.read_bytes()).level2[:32])
@@ -327,6 +329,19 @@ def test_a_build_that_others_could_have_written_is_said_and_passed_over(
     lines = said_by(loader)
     assert loader.get("plain", [source]).library.factor() == 3
     assert lines[0].startswith(f"not taken from a bundle: {place} has mode 0777: others can write")
+
+
+def test_a_description_that_was_edited_is_said_and_passed_over(
+    plain: Toy, bundle: Path, tmp_path: Path
+) -> None:
+    (path,) = bundle.glob("entries/*/*/entry.json")
+    path.chmod(0o644)
+    path.write_text(path.read_text().replace('"libc": "', '"libc": "other'))
+    source, cache = plain.copy(tmp_path)
+    loader = new_loader(cache)
+    lines = said_by(loader)
+    assert loader.get("plain", [source]).library.factor() == 3
+    assert "entry.json cannot be read (its inputs do not hash to its key)" in lines[0]
 
 
 def test_several_are_looked_at_in_order(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pwd
 import re
 import shutil
 import stat
@@ -60,6 +61,11 @@ def test_environment_chooses_the_directory(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.delenv("JITQUANT_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert default_root() == tmp_path / "xdg" / "jitquant"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])  # of a user in a container
+    with pytest.raises(CacheError, match=r"home directory .*JITQUANT_CACHE_DIR"):
+        default_root()
 
 
 def refused(source: Path, cache: Path, capfd: pytest.CaptureFixture[str]) -> str:
@@ -248,9 +254,12 @@ def damage_nested(entry: Path) -> None:
     (entry / "entry.json").write_text("[" * 200_000)
 
 
-def damage_inputs(entry: Path) -> None:
-    path = entry / "entry.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"inputs": []}))
+def with_part(**parts: object) -> Callable[[Path], None]:
+    def damage(entry: Path) -> None:
+        path = entry / "entry.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+
+    return damage
 
 
 def damage_pipe(entry: Path) -> None:
@@ -273,7 +282,11 @@ def damage_headers(entry: Path) -> None:
         damage_no_description,
         damage_description,
         damage_nested,
-        damage_inputs,
+        with_part(inputs=[]),
+        with_part(inputs={"archs": []}),
+        with_part(ops=[5]),
+        with_part(init_symbols=None),
+        with_part(info={"seconds": 1, "built": None}),
         damage_pipe,
         damage_headers,
     ],
@@ -474,6 +487,10 @@ def test_what_is_remembered_may_be_json_of_another_kind(plain: Toy, tmp_path: Pa
         '{"inputs": 5, "headers": 5, "info": 5}',
         '{"inputs": {"sources": []}, "headers": [], "info": {}}',
         '{"inputs": {"sources": [5]}, "headers": {}, "info": {}}',
+        json.dumps(Cache(cache).last("plain") | {"inputs": {"sources": []}}),  # type: ignore[operator]
+        json.dumps(
+            {"inputs": {"sources": []}, "headers": {}, "info": {"seconds": 1, "built": "1"}}
+        ),
     ):
         for path in remembered:
             path.write_text(text)

@@ -78,6 +78,10 @@ def test_error_of_ptxas(loader: Loader, tmp_path: Path, nvcc: None) -> None:
     assert "ptxas: Entry function '_Z3bigPf' uses too much shared data" in str(error)
 
 
+def test_a_line_of_a_file_whose_name_cannot_be_written_is_not_shown(tmp_path: Path) -> None:
+    assert excerpt(Diagnostic("\ud800.cu", 1, 1, "error", "no"), tmp_path) == ""
+
+
 def test_error_of_nvcc_itself(loader: Loader, tmp_path: Path, nvcc: None) -> None:
     error = compile_error(loader, write_toy(tmp_path / "source"), cuda_flags=["--bogus"])
     assert "nvcc: Unknown option '--bogus'" in str(error)

@@ -82,6 +82,8 @@ def test_flags_and_compilers_that_changed(
     loader, source = copied
     found = explain(loader, Request("plain", (source,), cxx_flags=("-O0", "-g")))
     assert found.changes == [Change("cxx_flags", "", "none", "-O0 -g")]
+    found = explain(loader, Request("plain", (source,), cxx_flags=("-D" + "X" * 9000,)))
+    assert found.reason == f"cxx_flags: none -> -D{'X' * 198}... (9002 characters)"
     monkeypatch.setenv("CPATH", "/nowhere")
     found = explain(loader, Request("plain", (source,)))
     assert found.changes == [Change("compiler variables", "", "none", "CPATH=/nowhere")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from jitquant.loader import CompileError, CudaModule, Loader
+from jitquant.loader.compile.commands import make_units
 from jitquant.loader.machine.memo import Memo
 from jitquant.loader.machine.toolchain import find_nvcc
 from jitquant.loader.request.exports import find_binding
+from jitquant.loader.request.plan import Request
 
 from .toys import entries, finish, new_loader, nvcc_or_reason, python, write_toy
 
@@ -131,6 +134,15 @@ def test_the_generator_belongs_to_the_key(
     assert inputs() != before
     source.write_text("// nothing exported\n")
     assert "binding_generator" not in inputs()
+
+
+def test_the_directory_may_have_any_name(tmp_path: Path, nvcc: None, loader: Loader) -> None:
+    source = tmp_path / os.fsdecode(b"b\xffd") / "scale.cu"
+    source.parent.mkdir()
+    source.write_text(SCALE)
+    plan = loader.plan(loader.look_up(Request("scale", (source,), archs="90a")))
+    make_units(plan, "scale", tmp_path)
+    assert os.fsencode(source) in (tmp_path / "scale.export.cpp").read_bytes()
 
 
 def test_a_second_process_only_loads_it(built: tuple[CudaModule, Path], tmp_path: Path) -> None:

@@ -302,6 +302,31 @@ def test_freshness_looks_at_the_files_every_half_second_only(
     assert looks <= (time.monotonic() - started) / TRUST_SECONDS + 1
 
 
+def test_a_program_may_close_all_descriptors(
+    fresh: tuple[Callable[[], bool], Path, Loader], tmp_path: Path
+) -> None:
+    """Others get their numbers, and are left alone."""
+    is_fresh, source, loader = fresh
+    watcher = loader._watcher
+    assert watcher is not None
+    assert watcher._poll is not None
+    numbers = (watcher._descriptor, watcher._poll.fileno())
+    other = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for number in numbers:
+            os.dup2(other, number)
+        assert is_fresh()
+        assert loader.get("plain", [source]).library.factor() == 3
+        write_factor(source.with_suffix(".h"), 4)
+        assert not is_fresh()
+        assert loader.get("plain", [source]).library.factor() == 4
+        watcher.close()
+        assert all(os.path.samestat(os.fstat(n), os.fstat(other)) for n in numbers)
+    finally:
+        for number in (other, *numbers):
+            os.close(number)
+
+
 def test_where_a_file_system_is_silent_files_are_looked_at(
     plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

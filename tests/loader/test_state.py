@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +71,8 @@ def test_no_build_takes_what_the_cache_has_and_names_the_command_otherwise(
         loader.get("plain", [source])
     assert str(caught.value).startswith(
         "module 'plain' would have to be built, which JITQUANT_NO_BUILD=1 forbids: neither a "
-        f"bundle nor the cache has it. To build it: jitquant build {source}"
+        "bundle nor the cache has it. To build it: python -c 'import jitquant; "
+        f'jitquant.get_cuda_module("plain", ["{source}"])\''
     )
     with pytest.raises(NoBuildError):
         loader.ensure(Request("plain", (source,)))
@@ -81,23 +81,28 @@ def test_no_build_takes_what_the_cache_has_and_names_the_command_otherwise(
     assert loader.get("plain", [source]).library.factor() == 4
 
 
+def test_the_command_for_a_kernel_of_the_project_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITQUANT_NO_BUILD", "1")
+    with pytest.raises(NoBuildError, match=r"To build it: jitquant build amax_gsa --arch 90a$"):
+        new_loader(tmp_path / "cache").get("amax_gsa", ["amax_gsa.cu"], archs="90a")
+
+
 @pytest.mark.parametrize("flags", in_quick(1, [("-DEXTRA=1",), ()]))
 @pytest.mark.slow
 def test_the_command_of_a_refused_build_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:
     source = write_plain(tmp_path / "a 'b'")
-    monkeypatch.setenv("JITQUANT_NO_BUILD", "1")
     loader = new_loader(tmp_path / "cache")
+    loader.get("plain", [source], cxx_flags=["-DOTHER=1"])  # the last build of this file
+    monkeypatch.setenv("JITQUANT_NO_BUILD", "1")
     with pytest.raises(NoBuildError) as caught:
         loader.get("plain", [source], cxx_flags=flags)
     command = str(caught.value).partition("To build it: ")[2].splitlines()[0]
-    words = shlex.split(command)
-    assert words[0] == ("python" if flags else "jitquant")
-    command = (
-        " ".join([sys.executable, *(() if flags else ("-m", "jitquant"))])
-        + command[len(words[0]) :]
-    )
+    assert command.startswith("python -c ")
+    command = sys.executable + command.removeprefix("python")
     environment = {
         **os.environ,
         "JITQUANT_CACHE_DIR": str(tmp_path / "cache"),
@@ -114,7 +119,7 @@ def test_no_build_without_a_compiler(
     source, cache = plain.copy(tmp_path)
     monkeypatch.setenv("JITQUANT_NO_BUILD", "1")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NoBuildError, match=r"no C\+\+ compiler.*\. To build it: jitquant build"):
+    with pytest.raises(NoBuildError, match=r"no C\+\+ compiler.*\. To build it: python -c"):
         new_loader(cache).get("plain", [source])
 
 

@@ -88,6 +88,8 @@ def test_a_record_that_cannot_be_written_to(
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"Source: suffix='\.py' is not compiled; \.cu, \.cpp"):
         Source("", ".py")
+    with pytest.raises(ValueError, match=r"Source: character 4 of the text, '\\ud800', cannot"):
+        Source("int \ud800;")
     with pytest.raises(TypeError, match="Source: the text is PosixPath; give a string"):
         Source(tmp_path)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"expected a list, got <Source of .*give \[Source"):

@@ -101,7 +101,8 @@ def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = Non
     (staging / FIRST).touch()
     generated = [str(staging / binding.file_name) for binding in plan.bindings]
     for binding, path in zip(plan.bindings, generated, strict=True):
-        Path(path).write_text(binding.text(binding.source))
+        text = binding.text(binding.source)  # with the path, whose bytes may be any
+        Path(path).write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def add(stem: str, source: str, scan: IncludeScan, *, shared: bool) -> None:
         launcher, is_listed = plan.host.wrapper or plan.launcher, False

@@ -51,8 +51,18 @@ def read_trusted(path: Path) -> bytes:
 
 def write_trusted(path: Path, content: bytes) -> None:
     """Write a file that only this user can write to, in one step. Does nothing if that fails."""
-    temporary = path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
     with contextlib.suppress(OSError):
+        write_whole(path, content)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file in one step: if that fails, it is as before.
+
+    Raises:
+        OSError: it cannot be written, with its name.
+    """
+    temporary = path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    try:
         # Whatever the umask.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -61,6 +71,16 @@ def write_trusted(path: Path, content: bytes) -> None:
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_output(path: Path, text: str) -> None:
+    """:func:`write_whole` for a file that the user names: maybe a link, or ``/dev/stdout``."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+    else:
+        write_whole(path.resolve(), text.encode())
 
 
 def others_write(status: os.stat_result, *, shared: bool = False) -> str:

@@ -39,7 +39,11 @@ from .sources import (
     PROJECT,
     Roots,
     Signatures,
+    Source,
     absolute,
+    as_items,
+    as_strings,
+    check_name,
     exports_something,
     is_cuda,
     resolve_sources,
@@ -108,6 +112,29 @@ class Request(NamedTuple):
     cuda_flags: tuple[str, ...] = ()
     cxx_flags: tuple[str, ...] = ()
     archs: str | tuple[str, ...] | None = None
+
+
+def checked_request(
+    name: object,
+    sources: object,
+    include_dirs: object,
+    cuda_flags: object,
+    cxx_flags: object,
+    archs: object,
+) -> Request:
+    """The request with these arguments.
+
+    Raises:
+        TypeError, ValueError: one of them is invalid.
+    """
+    return Request(
+        check_name(name),
+        as_items(sources, "sources", "'kernel.cu'", (str, os.PathLike, Source)),
+        as_strings(include_dirs, "include_dirs", "'include'"),
+        as_strings(cuda_flags, "cuda_flags", "'-lineinfo'"),
+        as_strings(cxx_flags, "cxx_flags", "'-O3'"),
+        archs if archs is None or isinstance(archs, str) else as_strings(archs, "archs", "'9.0'"),
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ class Source:
 
     Raises:
         TypeError: the text is not a string.
-        ValueError: the suffix is neither of these.
+        ValueError: the suffix is neither of these, or the text cannot be written as UTF-8.
     """
 
     text: str
@@ -62,6 +62,13 @@ class Source:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise TypeError(f"Source: the text is {type(self.text).__name__}; give a string.")
+        try:
+            self.text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"Source: character {error.start} of the text, {self.text[error.start]!r}, cannot "
+                "be written as UTF-8; leave it out."
+            ) from None
         if self.suffix not in SUFFIXES:
             raise ValueError(
                 f"Source: suffix={self.suffix!r} is not compiled; {', '.join(SUFFIXES)} are."
@@ -114,6 +121,8 @@ def as_items(
     for item in items:
         if not isinstance(item, kinds):
             raise TypeError(f"{argument}: {item!r} is {type(item).__name__}; give strings.")
+        if isinstance(item, str) and "\0" in item:
+            raise ValueError(f"{argument}: {item!r} contains a null character; leave it out.")
     return tuple(Path(os.fsdecode(i)) if isinstance(i, os.PathLike) else i for i in items)
 
 
@@ -167,8 +176,8 @@ def resolve_sources(sources: Sequence[Any], kernels_dir: Path) -> tuple[str, ...
 
     Raises:
         FileNotFoundError: a source does not exist; similar names are listed.
-        ValueError: no source, a directory, a duplicate name, an unknown suffix, or a path that goes
-            up from a link.
+        ValueError: no source, a directory or a pipe, a duplicate name, an unknown suffix, or a path
+            that goes up from a link.
     """
     resolved: list[str] = []
     for item in sources:
@@ -183,6 +192,8 @@ def resolve_sources(sources: Sequence[Any], kernels_dir: Path) -> tuple[str, ...
                 f"sources: {text!r} has suffix {suffix!r}; {', '.join(SUFFIXES)} are compiled."
             )
         if not os.path.isfile(path):
+            if os.path.exists(path):
+                raise ValueError(f"sources: {text!r} is a pipe or a device; give a regular file.")
             raise FileNotFoundError(_missing(text, path, bare, kernels_dir))
         if path in resolved:
             raise ValueError(f"sources: {text!r} is named twice.")

@@ -10,6 +10,7 @@ A manifest is JSON, with paths below its own directory relative to it::
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LoaderError
-from .plan import Request
-from .sources import Source
+from ..machine.trust import write_output
+from .plan import Request, checked_request
+from .sources import Source, as_items, as_strings
 
 #: Names the file that the processes of a run add their lines to.
 VARIABLE = "JITQUANT_RECORD"
@@ -31,10 +33,9 @@ def command_of(request: Request, archs: Sequence[str]) -> str:
     """The shell command that builds ``request`` for ``archs``, from any directory."""
     given = {**_described(request), "archs": archs}
     name, sources = given.pop("name"), given.pop("sources")
-    has_flags = request != Request(name, request.sources, archs=request.archs)
-    if not has_flags and len(sources) == 1 and Path(sources[0]).stem == name:
-        named = name if sources[0] == f"{name}.cu" else shlex.quote(sources[0])
-        return f"jitquant build {named}" + (f" --arch {','.join(archs)}" if archs else "")
+    # `jitquant build` gives a file of the caller's the flags of its last build.
+    if request == Request(name, (f"{name}.cu",), archs=request.archs):
+        return f"jitquant build {name}" + (f" --arch {','.join(archs)}" if archs else "")
     # JSON, since its double quotes stay as they are within the single ones of a shell.
     arguments = [json.dumps(name), json.dumps(sources)]
     arguments += [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
@@ -66,8 +67,10 @@ def note_use(request: Request, built_for: Sequence[str]) -> None:
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # Whole, beside other processes.
-            os.write(descriptor, f"{json.dumps(line)}\n".encode())
+            # In one call, beside other processes; on a new line, after what one left unfinished.
+            text = f"\n{json.dumps(line)}\n".encode()
+            if os.write(descriptor, text) < len(text):
+                raise OSError(errno.EIO, "only a part was written")
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -77,10 +80,18 @@ def note_use(request: Request, built_for: Sequence[str]) -> None:
         ) from error
 
 
-def write_manifest(notes: Path, manifest: Path) -> list[str]:
-    """Collect the lines of ``notes`` in ``manifest``. Returns the names of its modules."""
-    lines = dict.fromkeys(notes.read_text(encoding="utf-8").splitlines())
-    modules = [json.loads(line) for line in lines]
+def write_manifest(notes: Path, manifest: Path) -> tuple[list[str], int]:
+    """Collect the lines of ``notes`` in ``manifest``.
+
+    Returns the names of its modules, and the number of lines that are damaged and left out.
+    """
+    lines = dict.fromkeys(filter(None, notes.read_text(encoding="utf-8").splitlines()))
+    modules, damaged = [], 0
+    for line in lines:
+        try:
+            modules.append(json.loads(line))
+        except ValueError:
+            damaged += 1
     root = os.path.dirname(os.path.abspath(manifest))
     for module in modules:
         for key in ("sources", "include_dirs"):
@@ -89,8 +100,8 @@ def write_manifest(notes: Path, manifest: Path) -> list[str]:
             ]
     modules.sort(key=lambda module: str(module["name"]))
     text = json.dumps({"format": FORMAT, "modules": modules}, indent=1)
-    manifest.write_text(text + "\n", encoding="utf-8")
-    return [module["name"] for module in modules]
+    write_output(manifest, text + "\n")
+    return [module["name"] for module in modules], damaged
 
 
 def read_manifest(manifest: Path, *, as_built: bool) -> dict[str, Request]:
@@ -122,20 +133,22 @@ def read_manifest(manifest: Path, *, as_built: bool) -> dict[str, Request]:
 
 def _request(module: Mapping[str, Any], root: str, as_built: bool) -> Request:
     archs = module["built_for"] if as_built else module["archs"]
-    return Request(
+    given = as_items(module["sources"], "sources", "'./kernel.cu'", (str, dict))
+    directories = as_strings(module["include_dirs"], "include_dirs", "'include'")
+    return checked_request(
         module["name"],
-        tuple(
+        [
             Source(**source)
             if isinstance(source, dict)
             else source
             if os.path.basename(source) == source
             else Path(root, source)
-            for source in module["sources"]
-        ),
-        include_dirs=tuple(os.path.join(root, directory) for directory in module["include_dirs"]),
-        cuda_flags=tuple(module["cuda_flags"]),
-        cxx_flags=tuple(module["cxx_flags"]),
-        archs=archs if isinstance(archs, str | None) else tuple(archs) or None,
+            for source in given
+        ],
+        [os.path.join(root, directory) for directory in directories],
+        module["cuda_flags"],
+        module["cxx_flags"],
+        archs or None,
     )
 
 

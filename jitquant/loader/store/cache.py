@@ -27,7 +27,7 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,8 @@ class Entry:
     @property
     def record(self) -> dict[str, Any]:
         """What is remembered of the last build of a module."""
-        return {"inputs": self.inputs, "headers": self.headers, "info": self.info}
+        names = ("level1", "inputs", "headers", "info")
+        return {name: getattr(self, name) for name in names}
 
     def to_json(self) -> str:
         """The text of ``entry.json``."""
@@ -117,20 +118,49 @@ class Entry:
         try:
             entry = cls(**json.loads(text))
             entry.searched = [Searched(*one) for one in entry.searched]
-        except (TypeError, RecursionError) as error:
+            _check_record(entry.record)
+            _check_strings([entry.extension, *entry.ops, *entry.init_symbols])
+        except (TypeError, AttributeError, LookupError, RecursionError) as error:
             raise ValueError(str(error)) from None
-        if not all(isinstance(own, dict) for own in (entry.inputs, entry.headers, entry.info)):
-            raise ValueError("inputs, headers and info are not all objects")
         return entry
 
 
+def _check_record(record: Mapping[str, Any]) -> None:
+    """Reject a record that no build has written, since its parts are used as they are.
+
+    Raises:
+        ValueError: it is damaged, or somebody has edited it; or TypeError or AttributeError.
+    """
+    inputs, headers, info = record["inputs"], record["headers"], record["info"]
+    if record.get("level1", "") not in ("", digest_of(inputs)):  # earlier versions left it out
+        raise ValueError("its inputs do not hash to its key")
+    _check_strings([*headers.values(), *info.get("sources", ()), *info.get("include_dirs", ())])
+    took = [seconds for _, seconds in info.get("steps", ())]
+    if not all(isinstance(n, int | float) for n in (info["seconds"], info["built"], *took)):
+        raise ValueError("its times are not numbers")
+
+
+def _check_strings(values: list[object]) -> None:
+    if not all(isinstance(value, str) for value in values):
+        raise ValueError("not all of its names are strings")
+
+
 def default_root() -> Path:
-    """``JITQUANT_CACHE_DIR``, else the user's cache directory of the platform."""
+    """``JITQUANT_CACHE_DIR``, else the user's cache directory of the platform.
+
+    Raises:
+        CacheError: the user has no home directory.
+    """
     if chosen := os.environ.get("JITQUANT_CACHE_DIR"):
         return Path(os.path.abspath(os.path.expanduser(chosen)))
     from platformdirs import user_cache_dir
 
-    return Path(user_cache_dir("jitquant", appauthor=False))
+    try:
+        return Path(user_cache_dir("jitquant", appauthor=False))
+    except RuntimeError as error:
+        raise CacheError(
+            f"there is no directory for the cache: {error}. {_CHOOSE_ANOTHER}"
+        ) from None
 
 
 def bundle_paths() -> list[Path]:
@@ -414,11 +444,11 @@ class Cache:
         """The inputs of a module's newest build, if they are known."""
         try:
             record: dict[str, Any] = json.loads((self.base / "last" / f"{name}.json").read_bytes())
-            parts = [record[part] for part in ("inputs", "headers", "info")]
+            _check_record(record)
             dict(record["inputs"]["sources"])
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None
-        return record if all(isinstance(part, dict) for part in parts) else None
+        return record
 
     # -- work in progress ----------------------------------------------------------------------
 

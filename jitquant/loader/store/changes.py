@@ -33,6 +33,10 @@ LABELS = {
 }
 
 
+#: Characters of a value in one line of a message.
+_MOST_SHOWN = 200
+
+
 @dataclass(frozen=True)
 class Change:
     """One change.
@@ -79,8 +83,13 @@ def what_changed(changes: Sequence[Change] | None) -> str:
         return "first build"
     files = [change.name for change in changes if change.name]
     reasons = [f"{shorten(files)} changed"] if files else []
-    reasons += [f"{c.kind}: {c.before} -> {c.now}" for c in changes if not c.name]
+    reasons += [f"{c.kind}: {_cut(c.before)} -> {_cut(c.now)}" for c in changes if not c.name]
     return "; ".join(reasons) if reasons else "not in the cache any more"
+
+
+def _cut(value: str | None) -> str:
+    text = str(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
 
 
 def plain(value: Any) -> str:

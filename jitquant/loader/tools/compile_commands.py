@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..compile.commands import FIRST, make_units
 from ..machine.scratch import scratch
+from ..machine.trust import write_output
 from ..request.plan import Plan
 from ..units import release
 
@@ -56,7 +57,7 @@ def merge(path: Path, commands: Iterable[dict[str, object]]) -> int:
                 f"{path} is not a compilation database ({error}). Remove it, or give another file."
             ) from error
     whole |= {item["file"]: item for item in commands}
-    path.write_text(json.dumps(list(whole.values()), indent=1) + "\n", encoding="utf-8")
+    write_output(path, json.dumps(list(whole.values()), indent=1) + "\n")
     return len(whole)
 
 

@@ -100,7 +100,8 @@ class Watcher:
     def pending(self) -> Callable[..., Any] | None:
         """``poll(0, 1)`` of the event queue, which is empty while nothing changes.
 
-        It raises ValueError once the watcher is closed.
+        It raises ValueError once the watcher is closed, and OSError if the program has closed
+        descriptors that are not its own.
         """
         return None if self._poll is None else self._poll.poll
 
@@ -111,8 +112,9 @@ class Watcher:
         """Stop watching; :meth:`look` then answers ``-1``, which is not a valid generation."""
         poll, self._poll = self._poll, None
         if poll is not None:
-            poll.close()
-            os.close(self._descriptor)
+            with contextlib.suppress(OSError):  # the program has closed them
+                poll.close()
+                os.close(self._descriptor)
 
     def ensure(self, places: Places, *, installed: bool = False) -> bool:
         """Watch ``places``; returns whether all of them are watched from now on.
@@ -142,8 +144,13 @@ class Watcher:
         poll = self._poll
         if poll is None:
             return -1
-        if poll.poll(0, 1):
-            self._drain()
+        try:
+            if poll.poll(0, 1):
+                self._drain()
+        except (OSError, ValueError):  # closed by the program, or in another thread just now
+            self._poll = None
+            _lost.append(poll)
+            return -1
         return self.generation
 
     def _drain(self) -> None:
@@ -196,6 +203,8 @@ def places_of(paths: Iterable[str], *, hard_links: bool = False) -> Places:
 
 
 _all: weakref.WeakSet[Watcher] = weakref.WeakSet()
+#: Whose descriptors may be other files by now, which they would close at their end.
+_lost: list[select.epoll] = []
 
 
 def _after_fork() -> None:

@@ -111,7 +111,7 @@ class Record:
                     and now() <= record._until
                 ):
                     return True
-            except ValueError:  # a forked child, where nobody watches
+            except (OSError, ValueError):  # a forked child, where nobody watches, or closed
                 pass
             return record._look_at_files() is None or frozen()
 
