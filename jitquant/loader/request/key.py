@@ -6,7 +6,7 @@ import hashlib
 import json
 
 #: Incremented when the inputs of a key change, or the meaning of its entry.
-SCHEMA = 9
+SCHEMA = 10
 
 
 def digest_of(value: object) -> str:
