@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jitquant.formats import AMAX_ALGORITHMS, FP8_DTYPES, FP32_MAX, QUANTIZED_MAX
+from jitquant.formats import AMAX_ALGORITHMS, FP8_DTYPES, FP32_MAX, QUANTIZED_MAX, one_of
 from jitquant.ops import _checks
 from jitquant.ops.fp8 import quantize_fp8
 from jitquant.tensors.fp8 import QuantizedTensor
@@ -53,11 +53,7 @@ class DelayedScaling:
         Raises:
             TypeError, ValueError: an argument is not accepted.
         """
-        if algorithm not in AMAX_ALGORITHMS:
-            raise ValueError(
-                f"algorithm: expected one of {', '.join(map(repr, AMAX_ALGORITHMS))}, got "
-                f"{algorithm!r}"
-            )
+        one_of("algorithm", algorithm, AMAX_ALGORITHMS)
         if dtype not in FP8_DTYPES:
             raise TypeError(
                 f"dtype: expected torch.float8_e4m3fn or torch.float8_e5m2, got {dtype}"

@@ -69,6 +69,9 @@ MHC_MAX: Final = 8
 MAX_PARTIALS: Final = 2048
 """Maxima that the first launch of a norm leaves to the second at most; launch.h's kMaxPartials."""
 
+BOTH_PARTIALS: Final = 512
+"""The same of a matrix, and of its transpose; recipes/launch.h's kBothPartials."""
+
 Granularity = Literal["tensor", "row"]
 FP8Granularity = Literal["tensor", "row", "1x128", "128x128"]
 ScaleLayout = Literal["linear", "swizzled_128x4"]
@@ -167,9 +170,6 @@ RAGGED_FORMATS: Final[tuple[str, ...]] = ("fp8_tensor", "nvfp4", "mxfp8")
 ACTIVATIONS: Final[tuple[str, ...]] = get_args(Activation)
 """Functions whose derivative can be fused into the cast of a gradient. gelu is the tanh form, qgelu
 ``x * sigmoid(1.702 * x)``, srelu ``relu(x)^2``."""
-
-BOTH_PARTIALS: Final = 512
-"""The same of a matrix, and of its transpose; recipes/launch.h's kBothPartials."""
 
 MXFP4_BLOCK: Final = 32
 """Elements of MXFP4 that share one E8M0 scale."""

@@ -20,9 +20,6 @@ class SavingQuantizer(HfQuantizer):  # type: ignore[misc]
     conversions: Any = None
     is_attached = False
 
-    def __init__(self, quantization_config: Any = None, **kwargs: Any) -> None:
-        super().__init__(quantization_config, **kwargs)
-
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """What ``save_pretrained`` writes; sets ``quantization_config`` on the model's config."""
         tensors, config = compressed_tensors(model)
@@ -52,7 +49,7 @@ def attach_quantizer(model: Any, quantizer: SavingQuantizer | None = None) -> No
     kept = getattr(model, "hf_quantizer", None)
     if isinstance(kept, SavingQuantizer) and (quantizer is None or kept.is_attached):
         return
-    made = SavingQuantizer() if quantizer is None else quantizer
+    made = SavingQuantizer(None) if quantizer is None else quantizer
     made.conversions = model.__dict__.get("_weight_conversions")
     made.is_attached = True
     model.hf_quantizer = made

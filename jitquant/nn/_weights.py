@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -156,3 +156,41 @@ class WeightCache:
 
     def __reduce__(self) -> tuple[type[WeightCache], tuple[()]]:
         return WeightCache, ()
+
+
+_Self = TypeVar("_Self", bound="KeepsQuantizedWeights")
+
+
+class KeepsQuantizedWeights(nn.Module):
+    """A module whose weights in FP8 are made anew when PyTorch may have written to them."""
+
+    def weight_changed(self) -> None:
+        """Requantizes weights in the next call: needed after a write that PyTorch cannot detect."""
+        raise NotImplementedError
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # FSDP puts the gathered weight in and takes it out again, the same object with the same
+        # version and often in the same place: what it holds may be new each time.
+        if name in self.__dict__.get("_parameters", ()):
+            self.weight_changed()
+        super().__setattr__(name, value)
+
+    def train(self: _Self, mode: bool = True) -> _Self:
+        """As ``nn.Module.train``. Requantizes weights, which weight averaging may swap."""
+        self.weight_changed()
+        return super().train(mode)
+
+    def _apply(self: _Self, fn: Any, recurse: bool = True) -> _Self:
+        self.weight_changed()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.weight_changed()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        # torch.distributed.checkpoint loads into what state_dict() returns. If that is a DTensor,
+        # no version tells.
+        self.weight_changed()
+        super()._save_to_state_dict(*args, **kwargs)

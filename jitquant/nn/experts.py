@@ -21,7 +21,7 @@ from jitquant.nn._grouped import grouped_linear
 from jitquant.nn._linear import check_columns, check_input_gsa, check_same_dtype
 from jitquant.nn._matmul import is_hopper
 from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
-from jitquant.nn._weights import WeightCache
+from jitquant.nn._weights import KeepsQuantizedWeights, WeightCache
 from jitquant.nn.float8 import ScaleFormat, multiply
 from jitquant.numerics.nvfp4 import gsa_from_amax
 from jitquant.ops.experts import EXPERTS, MOST_EXPERTS, MOST_TOP_K, nvfp4_grouped_linear
@@ -489,7 +489,7 @@ class _Straight(torch.autograd.Function):
         return made, None, None, None
 
 
-class Float8BlockwiseExperts(Experts):
+class Float8BlockwiseExperts(KeepsQuantizedWeights, Experts):
     """Experts whose products are those of `jitquant.nn.Float8BlockwiseLinear`, forward and
     backward, with the very parameters of the module that it replaces.
 
@@ -557,35 +557,9 @@ class Float8BlockwiseExperts(Experts):
         more = x.new_zeros((x.shape[0] - last, total))
         return torch.cat([*found, more.to(found[0].dtype)]) if found else more
 
-    def train(self, mode: bool = True) -> Float8BlockwiseExperts:
-        """As ``nn.Module.train``."""
-        self._forget()
-        super().train(mode)
-        return self
-
     def weight_changed(self) -> None:
         """Requantizes the weights at the next call: needed after a write that PyTorch misses."""
-        self._forget()
-
-    def _forget(self) -> None:
         self.__dict__.get("_caches", {}).clear()
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._forget()
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._forget()
-        super()._load_from_state_dict(*args, **kwargs)
-
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._forget()  # as `Float8BlockwiseLinear` does
-        super()._save_to_state_dict(*args, **kwargs)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__.get("_parameters", ()):
-            self._forget()  # as `Float8BlockwiseLinear` does
-        super().__setattr__(name, value)
 
 
 def _part(transposed: bool, expert: int, rows: slice, whole: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from jitquant.nn._matmul import (
     output_dtype,
     register,
 )
-from jitquant.nn._weights import WeightCache, padded, quantize_weight
+from jitquant.nn._weights import KeepsQuantizedWeights, WeightCache, padded, quantize_weight
 from jitquant.ops import quantize_per_token_group, quantize_per_token_group_both
 from jitquant.tensors.fp8 import QuantizedTensor
 
@@ -161,7 +161,7 @@ def multiply(
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
-class Float8BlockwiseLinear(nn.Linear):
+class Float8BlockwiseLinear(KeepsQuantizedWeights, nn.Linear):
     """``nn.Linear`` with FP8 products, forward and backward, and the same state_dict.
 
     The recipe is DeepSeek-V3's (https://arxiv.org/abs/2412.19437, section 3.3): E4M3 everywhere,
@@ -238,7 +238,8 @@ class Float8BlockwiseLinear(nn.Linear):
 
     def weight_changed(self) -> None:
         """Requantizes the weight in the next call, after a write that PyTorch cannot detect."""
-        self._cache.clear()
+        if "_cache" in self.__dict__:
+            self._cache.clear()
 
     def forward(self, x: Tensor) -> Tensor:
         """``x @ weight.T + bias``.
@@ -268,31 +269,3 @@ class Float8BlockwiseLinear(nn.Linear):
         return multiply(
             x, weight, kept_weight, version, self._cache, scale_format=self.scale_format
         )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # FSDP puts the gathered weight in and takes it out again, the same object with the same
-        # version and often in the same place: what it holds may be new each time.
-        if name == "weight" and "_cache" in self.__dict__:
-            self._cache.clear()
-        super().__setattr__(name, value)
-
-    def train(self, mode: bool = True) -> Float8BlockwiseLinear:
-        """As ``nn.Module.train``. Requantizes the weight, which weight averaging may swap."""
-        self._cache.clear()
-        super().train(mode)
-        return self
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Float8BlockwiseLinear:
-        self._cache.clear()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._cache.clear()
-        super()._load_from_state_dict(*args, **kwargs)
-
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        # torch.distributed.checkpoint loads into what state_dict() returns. If that is a DTensor,
-        # no version tells.
-        self._cache.clear()
-        super()._save_to_state_dict(*args, **kwargs)

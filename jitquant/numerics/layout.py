@@ -35,3 +35,10 @@ def unswizzle_128x4(swizzled: Tensor, rows: int, groups: int) -> Tensor:
     tiles = swizzled.view(torch.uint8).reshape(rows_p // 128, groups_p // 4, 32, 4, 4)
     padded = tiles.permute(0, 3, 2, 1, 4).reshape(rows_p, groups_p)
     return padded[:rows, :groups].contiguous().view(swizzled.dtype)
+
+
+def stored_scales(scales: Tensor, leading: tuple[int, ...], scale_layout: str) -> Tensor:
+    """Scales (rows, groups) in a layout; if it is linear, the rows as ``leading``."""
+    if scale_layout == "swizzled_128x4":
+        return swizzle_128x4(scales)
+    return scales.reshape(*leading, scales.shape[1]).contiguous()

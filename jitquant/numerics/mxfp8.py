@@ -7,7 +7,7 @@ from torch import Tensor
 
 from jitquant.formats import E8M0_DTYPE, MXFP8_BLOCK, QUANTIZED_MAX
 from jitquant.numerics.fp8 import encode, group_amax, inverse_power_of_two
-from jitquant.numerics.layout import swizzle_128x4
+from jitquant.numerics.layout import stored_scales
 from jitquant.numerics.nvfp4 import constant, rows_of
 
 
@@ -46,11 +46,7 @@ def quantize_mxfp8(
             reads, see `swizzle_128x4`.
     """
     data, scales = quantize_mxfp8_rows(rows_of(x), dtype)
-    if scale_layout == "swizzled_128x4":
-        stored = swizzle_128x4(scales)
-    else:
-        stored = scales.reshape(*x.shape[:-1], scales.shape[1])
-    return data.reshape(x.shape), stored
+    return data.reshape(x.shape), stored_scales(scales, tuple(x.shape[:-1]), scale_layout)
 
 
 def quantize_mxfp8_both(

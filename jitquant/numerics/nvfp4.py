@@ -23,7 +23,7 @@ from jitquant.formats import (
     NVFP4_DIVISOR,
     SCALE_DTYPE,
 )
-from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
+from jitquant.numerics.layout import stored_scales, unswizzle_128x4
 
 
 def constant(value: float, like: Tensor) -> Tensor:
@@ -204,6 +204,17 @@ def block_scales(b: Tensor, s: Tensor, recipe: str) -> tuple[Tensor, Tensor]:
     return scales, factor
 
 
+def block_amax(blocks: Tensor, tile_rows: int) -> Tensor:
+    """Of each block (rows, groups), or of the tile that it belongs to; NaN if there is one."""
+    b = blocks.abs().amax(dim=2)
+    if tile_rows == 1:
+        return b
+    rows, groups = b.shape
+    tiles = -(-rows // tile_rows)
+    b = functional.pad(b, (0, 0, 0, tiles * tile_rows - rows))
+    return b.reshape(tiles, tile_rows, groups).amax(dim=1).repeat_interleave(tile_rows, 0)[:rows]
+
+
 def quantize_rows(
     v: Tensor, s: Tensor, recipe: str, tile_rows: int = 1, inverse: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -225,12 +236,7 @@ def quantize_rows(
     groups = -(-cols // NVFP4_BLOCK)
     v = functional.pad(v, (0, groups * NVFP4_BLOCK - cols))
     blocks = v.reshape(rows, groups, NVFP4_BLOCK)
-    b = blocks.abs().amax(dim=2)
-    if tile_rows > 1:
-        tiles = -(-rows // tile_rows)
-        b = functional.pad(b, (0, 0, 0, tiles * tile_rows - rows))
-        b = b.reshape(tiles, tile_rows, groups).amax(dim=1).repeat_interleave(tile_rows, dim=0)
-        b = b[:rows]
+    b = block_amax(blocks, tile_rows)
     if inverse is not None:
         b = b * inverse[:, None]
     scales, factor = block_scales(b, s[:, None], recipe)
@@ -273,9 +279,7 @@ def encode(
     if dim == 0:
         return pack_e2m1(codes.T, dim=0), scales.T.contiguous()
     x_fp4 = pack_e2m1(codes).reshape(*leading, codes.shape[1] // 2)
-    if scale_layout == "swizzled_128x4":
-        return x_fp4, swizzle_128x4(scales)
-    return x_fp4, scales.reshape(*leading, scales.shape[1])
+    return x_fp4, stored_scales(scales, leading, scale_layout)
 
 
 def quantize_computed(

@@ -24,9 +24,10 @@ from jitquant.formats import (
     TE_SIGNS,
 )
 from jitquant.numerics.fp8 import decode_e8m0, inverse_power_of_two
-from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
+from jitquant.numerics.layout import stored_scales, unswizzle_128x4
 from jitquant.numerics.nvfp4 import (
     amax,
+    block_amax,
     block_scales,
     constant,
     decode_e2m1,
@@ -190,17 +191,6 @@ def stochastic_e2m1(v: Tensor, r: Tensor) -> Tensor:
     return code.masked_fill_(v.isnan(), 0)
 
 
-def _block_amax(blocks: Tensor, tile_rows: int) -> Tensor:
-    """Of each block (rows, groups), or of the tile that it belongs to; NaN if there is one."""
-    b = blocks.abs().amax(dim=2)
-    if tile_rows == 1:
-        return b
-    rows, groups = b.shape
-    tiles = -(-rows // tile_rows)
-    b = functional.pad(b, (0, 0, 0, tiles * tile_rows - rows))
-    return b.reshape(tiles, tile_rows, groups).amax(dim=1).repeat_interleave(tile_rows, 0)[:rows]
-
-
 def _tile_sum(e: Tensor) -> Tensor:
     """Of 16 rows: ``e[r] += e[r + 8]``, then + 4, + 2, + 1; for each row of a tile."""
     rows, groups = e.shape
@@ -240,7 +230,7 @@ def _candidate(
     if "abs_max" in select:
         error = d.abs().amax(dim=2)
         if tile_rows > 1:
-            error = _block_amax(error[:, :, None], tile_rows)
+            error = block_amax(error[:, :, None], tile_rows)
         return codes, error
     terms = d * d if "mse" in select else d.abs()
     error = terms[:, :, 0]
@@ -286,7 +276,7 @@ def four_over_six(
     full = 4.0 if select == "static_4" else E2M1_MAX
     S, a, _ = encoding_scale(a, full * e4m3_max, from_gsa)
     S, a = S[:, None], a[:, None]
-    base = torch.div(_block_amax(x, tile_rows), constant(full, x)) * S
+    base = torch.div(block_amax(x, tile_rows), constant(full, x)) * S
     s6 = encode_e4m3(base)
     if select.startswith("static"):
         scaled = _scaled(x, decode_e4m3(s6), S, recipe)
@@ -326,7 +316,7 @@ def _encode_nvfp4(
         codes, scales = four_over_six(x, a, select, e4m3_max, tile_rows, from_gsa, recipe, r)
     else:
         S = encoding_scale(a, E2M1_MAX * e4m3_max, from_gsa)[0]
-        scales, factor = block_scales(_block_amax(x, tile_rows), S[:, None], recipe)
+        scales, factor = block_scales(block_amax(x, tile_rows), S[:, None], recipe)
         scaled = x * factor[:, :, None]
         codes = encode_e2m1(scaled) if r is None else stochastic_e2m1(scaled, r)
         codes.masked_fill_(decode_e4m3(scales).isnan()[:, :, None], 0)
@@ -349,12 +339,6 @@ def _bytes_for(
         return functional.pad(given.reshape(rows, cols), (0, padded - cols))
     assert rng_state is not None
     return random_bytes(rng_state, rows, padded // NVFP4_BLOCK, columnwise)
-
-
-def _stored(scales: Tensor, leading: tuple[int, ...], scale_layout: str) -> Tensor:
-    if scale_layout == "swizzled_128x4":
-        return swizzle_128x4(scales)
-    return scales.reshape(*leading, scales.shape[1]).contiguous()
 
 
 def maxima(a: Tensor) -> Tensor:
@@ -422,7 +406,7 @@ def quantize_nvfp4_recipe(
     leading = tuple(x.shape[:-1])
     return (
         pack_e2m1(codes).reshape(*leading, codes.shape[1] // 2),
-        _stored(scales, leading, scale_layout),
+        stored_scales(scales, leading, scale_layout),
         encoding_scale(a, divisor_of(select, e4m3_max), from_gsa)[2].clone(),
     )
 
@@ -475,18 +459,16 @@ def quantize_nvfp4_both(
         r = _bytes_for(rounding, rng_state, given, v, NVFP4_BLOCK, bool(t))
         if t and tile_rows > 1:
             # The transposed tiles, because the choice of a tile depends on the rows of x.
-            groups, groups_t = -(-cols // NVFP4_BLOCK), -(-rows // NVFP4_BLOCK)
+            groups_t = -(-rows // NVFP4_BLOCK)
             padded = functional.pad(rows_of(x), (0, 0, 0, groups_t * NVFP4_BLOCK - rows))
             codes, scales = _encode_nvfp4(padded, a, None, select, e4m3_max, tile_rows, from_gsa)
             tiles = scales.view(torch.uint8)[::NVFP4_BLOCK].T.repeat_interleave(NVFP4_BLOCK, 0)
             codes, scales = codes.T[:cols], tiles[:cols].contiguous().view(scales.dtype)
-            assert scales.shape == (cols, groups_t)
-            assert groups * NVFP4_BLOCK >= cols
         else:
             codes, scales = _encode_nvfp4(v, a, r, select, e4m3_max, tile_rows, from_gsa)
         results += [
             pack_e2m1(codes),
-            _stored(scales, (v.shape[0],), scale_layout),
+            stored_scales(scales, (v.shape[0],), scale_layout),
             encoding_scale(a, divisor_of(select, e4m3_max), from_gsa)[2].clone(),
         ]
     return tuple(results)  # type: ignore[return-value]
@@ -556,7 +538,7 @@ def quantize_mxfp4(
     scales = e.to(torch.uint8).view(E8M0_DTYPE)
     leading = tuple(x.shape[:-1])
     packed = pack_e2m1(codes.reshape(rows, groups * MXFP4_BLOCK))
-    return packed.reshape(*leading, groups * 16), _stored(scales, leading, scale_layout)
+    return packed.reshape(*leading, groups * 16), stored_scales(scales, leading, scale_layout)
 
 
 def dequantize_mxfp4(

@@ -89,23 +89,6 @@ def max_over(amax: Tensor, process_group: ProcessGroup) -> Tensor:
     return amax
 
 
-def amax_over(
-    process_group: ProcessGroup,
-    op: Op,
-    arguments: Mapping[str, Any],
-    out: Tensor | None = None,
-) -> Tensor:
-    """The amax over all ranks of a process group: of the tensor (1,), or of each row (rows,).
-
-    Args:
-        process_group: the ranks.
-        op: one of OPS.
-        arguments: its arguments by name, and others.
-        out: float32 to write to.
-    """
-    return max_over(op.one_tensor(arguments, out), process_group)
-
-
 def norm_amax_over(
     process_group: ProcessGroup, op: Op, arguments: Mapping[str, Any], inv_rms: Tensor | None
 ) -> tuple[Tensor, Tensor]:

@@ -613,12 +613,9 @@ def _over(
     if out is not None:
         buffers = replace(out, amax=None)
         check_call(op, {**arguments, "amax": of_amax}, form, buffers)  # of_amax is written first
-    amax = arguments["amax"] = _sharded.amax_over(
-        process_group,
-        _sharded.DEINTERLEAVE_AMAX if halved else _sharded.AMAX,
-        {**arguments, **values, "keep_nan": True},
-        of_amax,
-    )
+    first = _sharded.DEINTERLEAVE_AMAX if halved else _sharded.AMAX
+    own_amax = first.one_tensor({**arguments, **values, "keep_nan": True}, of_amax)
+    amax = arguments["amax"] = _sharded.max_over(own_amax, process_group)
     own = {name: arguments[name] for name in op.names}
     q = quantized(op, op.into(fitting(buffers, form, dtype), **own), form, buffers)
     if out is not None:

@@ -649,7 +649,7 @@ def _amax_over(process_group: ProcessGroup, source: Source, arguments: dict[str,
     _sharded.check_blocks(cols if plain else cols // 2, arguments["granularity"], process_group)
     of = {**arguments, "keep_nan": False, **({"x": x} if plain else {})}
     op = _sharded.AMAX if plain else _sharded.DEINTERLEAVE_AMAX
-    return _sharded.amax_over(process_group, op, of)
+    return _sharded.max_over(op.one_tensor(of, None), process_group)
 
 
 def _norm_over(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
@@ -46,17 +47,9 @@ def default_of_hanging_up() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No setting of the person who runs the tests reaches a command, and no command their cache."""
-    for variable in (
-        "JITQUANT_BUNDLES",
-        "JITQUANT_CUDA_ARCHS",
-        "JITQUANT_DEBUG",
-        "JITQUANT_JOBS",
-        "JITQUANT_LOCK_TIMEOUT",
-        "JITQUANT_NO_BUILD",
-        "JITQUANT_QUIET",
-        "TORCH_CUDA_ARCH_LIST",
-    ):
-        monkeypatch.delenv(variable, raising=False)
+    for variable in list(os.environ):
+        if variable == "TORCH_CUDA_ARCH_LIST" or variable.startswith("JITQUANT_"):
+            monkeypatch.delenv(variable)
     monkeypatch.setenv("JITQUANT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 

@@ -364,7 +364,7 @@ def errors(x: Tensor, rule: str) -> tuple[Tensor, Tensor]:
     """Of each row of 16 with the amax as 6, and as 4."""
     blocks, a = x[:, None, :], x.abs().amax().reshape(1, 1)
     S = recipes.scales_from_amax(a, 1536.0)[0]
-    base = torch.div(recipes._block_amax(blocks, 1), torch.tensor(6.0)) * S
+    base = torch.div(recipes.block_amax(blocks, 1), torch.tensor(6.0)) * S
     found = []
     for factor in (1.0, 1.5):
         s = recipes.decode_e4m3(recipes.encode_e4m3(base * factor))

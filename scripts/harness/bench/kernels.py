@@ -25,9 +25,9 @@ class Measurement:
     ``us`` is brief and ``sustained_us`` is sustained, as in `timing.GraphTimes`. ``plain_us`` is
     brief too, so that the two are compared alike, and all rates and parts but
     ``sustained_of_floor`` are of brief times.
-    ``of_copy`` and ``of_read`` count all readings of the inputs (twice where an amax over all comes
-    first); ``of_copy_once`` counts each input once. ``floor_us`` is what a copy takes for as many
-    bytes, and ``of_floor`` is that over ``us``, which is ``of_copy`` once more, as a time.
+    ``of_copy`` counts all readings of the inputs (twice where an amax over all comes first).
+    ``floor_us`` is what a copy takes for as many bytes, and ``of_floor`` is that over ``us``, which
+    is ``of_copy`` once more, as a time.
     ``of_mixed`` is against the readings at the read ceiling and the results at the write ceiling:
     for what mostly writes.
     ``peers`` has the brief times of other libraries, None if untimed, and ``peer_errors``
@@ -43,8 +43,6 @@ class Measurement:
     behind_us: float | None = None
     gb_per_s: float | None = None
     of_copy: float | None = None
-    of_read: float | None = None
-    of_copy_once: float | None = None
     floor_us: float | None = None
     of_floor: float | None = None
     sustained_of_floor: float | None = None
@@ -52,8 +50,6 @@ class Measurement:
     launches: int | None = None
     host_us: float | None = None
     plain_us: float | None = None
-    plain_launches: int | None = None
-    plain_host_us: float | None = None
     peers: dict[str, float | None] = field(default_factory=dict)
     peers_behind: dict[str, float] = field(default_factory=dict)
     peer_errors: dict[str, str] = field(default_factory=dict)
@@ -112,8 +108,6 @@ def measure(
         traffic = op.traffic(m, n, dtype.itemsize)
         row.gb_per_s = traffic.moved / (row.us * 1e3)
         row.of_copy = row.gb_per_s / ceilings.copy
-        row.of_read = row.gb_per_s / ceilings.read
-        row.of_copy_once = traffic.once / (row.us * 1e3) / ceilings.copy
         row.floor_us = traffic.floor_us(ceilings)
         row.of_floor = row.floor_us / row.us
         row.sustained_of_floor = row.floor_us / row.sustained_us
@@ -133,14 +127,9 @@ def measure(
 def _measure_plain(
     row: Measurement, compiled: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]
 ) -> None:
-    from jitquant.testing import count_launches
-
     try:
         compiled(*inputs[0])
-        row.plain_launches = int(count_launches(compiled, *inputs[0]))
-        # Its host time is its own too, but thousands of calls are not needed to see it.
         row.plain_us = timing.brief_us(compiled, inputs)
-        row.plain_host_us = _host(compiled, inputs[0], row.m)
     except Exception as error:
         row.note = f"plain code: {first_line(error)}"
 

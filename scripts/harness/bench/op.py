@@ -69,9 +69,9 @@ class Op:
     modules: tuple[str, ...]
     run: Callable[..., Any]
     plain: Callable[..., Any]
-    shapes: Callable[[int, int], tuple[tuple[int, ...], ...]]
     reads: int
     written: Callable[[int, int, int], int]
+    shapes: Callable[[int, int], tuple[tuple[int, ...], ...]] = lambda m, n: ((m, n),)
     extra: Callable[[int, torch.dtype, torch.device], tuple[Tensor, ...]] = lambda *_: ()
     quantized: Quantized | None = None
 

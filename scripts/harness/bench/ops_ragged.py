@@ -32,7 +32,6 @@ def _fp8(segments: int) -> Op:
         ("quantize_ragged",),
         lambda x: jitquant.quantize_ragged(x, _offsets(segments, x.shape[0], x.device)),
         lambda x: plain.ragged(x, segments),
-        lambda m, n: ((m, n),),
         2,
         _written(lambda m, n: 2 * segments),
     )
@@ -48,7 +47,6 @@ def _nvfp4(segments: int) -> Op:
             x, _offsets(segments, x.shape[0], x.device), format="nvfp4"
         ),
         lambda x: plain.ragged_nvfp4(x, segments),
-        lambda m, n: ((m, n),),
         2,
         lambda m, n, _: packed_bytes(m, n, 2 * segments),
     )
@@ -64,7 +62,6 @@ def _mxfp8(segments: int) -> Op:
             x, _offsets(segments, x.shape[0], x.device), format="mxfp8"
         ),
         lambda x: (plain.mxfp8(x)[0], plain.mxfp8(x)[1].flatten()),
-        lambda m, n: ((m, n),),
         1,
         lambda m, n, _: m * n + m * n // 32,
     )
@@ -80,10 +77,9 @@ def _fp8_given(segments: int) -> Op:
             x, _offsets(segments, x.shape[0], x.device), scale=scale
         ),
         lambda x, scale: plain.ragged_given(x, scale, segments),
-        lambda m, n: ((m, n),),
         1,
         _written(lambda m, n: 2 * segments),
-        lambda *shape: (_scale(*shape)[0].expand(segments).contiguous(),),
+        extra=lambda *shape: (_scale(*shape)[0].expand(segments).contiguous(),),
     )
 
 
@@ -102,9 +98,9 @@ def _gradient(segments: int) -> Op:
             dtype=torch.float8_e4m3fn,
         ),
         lambda grad, x: plain.ragged_gradient(grad, x, segments),
-        lambda m, n: ((m, n), (m, n)),
         2,
         _written(lambda m, n: 2 * segments + segments * n),
+        shapes=lambda m, n: ((m, n), (m, n)),
     )
 
 

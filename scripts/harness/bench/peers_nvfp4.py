@@ -1,4 +1,4 @@
-"""The ops of NVFP4 as vLLM, FlashInfer, torchao and FBGEMM have them; see `peers`."""
+"""The ops of NVFP4 as vLLM and FBGEMM have them; see `peers`."""
 
 from __future__ import annotations
 
