@@ -29,7 +29,8 @@ def warmup(
     Afterwards the first launch of a kernel can be captured in a CUDA graph.
 
     Args:
-        names: kernels of the project (``"amax_gsa"``), or modules requested earlier.
+        names: modules of the project (``"amax_gsa"``), or modules requested earlier. These are
+            not the names of functions, of which some use several modules.
         dtypes: those of the tensors that are quantized or multiplied, of bfloat16, float16 and
             float32. Kernels for others are not built, until an op is called with their dtype.
             ``None`` means all.

@@ -64,14 +64,20 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         compute: Compute = "exact",
         input_select: Select = "none",
         scaling: Mxfp4Scaling = "even",
-        **_: Any,
+        **others: Any,
     ) -> None:
-        """The arguments of `jitquant.nn.convert`.
+        """The arguments of `jitquant.nn.convert`, except ``filter``.
 
         Raises:
-            TypeError, ValueError: one is invalid, or they conflict.
+            TypeError, ValueError: one is invalid or unknown, or they conflict.
             FileNotFoundError: ``calibration`` does not exist.
         """
+        unknown = others.keys() - {"quant_method"}  # which transformers passes
+        if unknown:
+            raise TypeError(
+                f"JitquantConfig: expected arguments of jitquant.nn.convert, except filter, got "
+                f"{min(unknown)!r}"
+            )
         one_of("recipe", recipe, tuple(LAYERS))
         self.quant_method = METHOD
         self.recipe, self.targets, self.ignore = recipe, targets, ignore

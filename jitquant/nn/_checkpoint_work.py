@@ -39,13 +39,14 @@ from jitquant.nn._rounding import WeightRounding, gsa_for, quantized_weights, sa
 from jitquant.nn._safetensors import Writer
 from jitquant.nn._schemes import SCHEMES, Layout, Scheme
 from jitquant.nn._targets import (
-    as_patterns,
+    check_targets,
     families,
     idle,
     ignoring,
     is_head,
     matches,
     refusal,
+    unused,
 )
 from jitquant.numerics.nvfp4 import gsa_from_amax
 from jitquant.tensors.nvfp4 import NVFP4Tensor
@@ -125,7 +126,7 @@ class Checkpoint:
                 more = f" and {len(some) - 1} more" if len(some) > 1 else ""
                 lines.append(f"  {what}: {some[0]}{more}")
         for pattern, near in self.idle.items():
-            lines.append(f"  ignore: {pattern!r} means no tensor{near and f'; {near!r} is near'}")
+            lines.append(f"  {unused(pattern, near)}")
         reasons: dict[str, list[str]] = {}
         for name, why in self.why.items():
             reasons.setdefault(why, []).append(name)
@@ -187,11 +188,7 @@ class Work:
         self._unchecked = ignored or ()
         self.matrices = self.source.matrices()
         shapes = {name: matrix.shape for name, matrix in self.matrices.items()}
-        for pattern, near in idle(as_patterns("targets", targets), shapes).items():
-            raise ValueError(
-                f"targets: expected names or patterns of matrices of the model, got {pattern!r}, "
-                f"which means none{near and f'; {near!r} is near'}"
-            )
+        check_targets(targets, shapes)
         done = self.result
         modules = {*shapes, *(name.removesuffix(".weight") for name in self.source.map)}
         done.idle = idle(self._unchecked, modules)

@@ -30,7 +30,17 @@ from jitquant.nn._calibration import (
 )
 from jitquant.nn._hugging_face import is_pretrained
 from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
-from jitquant.nn._targets import FUSED_LAYERS, as_families, as_patterns, families, ignoring, refusal
+from jitquant.nn._targets import (
+    FUSED_LAYERS,
+    as_families,
+    as_patterns,
+    check_targets,
+    families,
+    idle,
+    ignoring,
+    refusal,
+    unused,
+)
 from jitquant.nn.experts import (
     Float8BlockwiseExperts,
     NVFP4Experts,
@@ -92,6 +102,7 @@ class Conversion:
         uncalibrated: names of linears and experts without inputs in the calibration. They are
             rounded like "mse" instead of "gptq", and have no static scale. Single experts that no
             token chose are rounded like "mse" too, but not listed.
+        idle: patterns of ``ignore`` that mean no module, and the nearest name.
     """
 
     recipe: str
@@ -106,6 +117,7 @@ class Conversion:
     in_fp8: list[str] = field(default_factory=list)
     sqnr: dict[str, float] = field(default_factory=dict)
     uncalibrated: list[str] = field(default_factory=list)
+    idle: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         count = len(self.replaced) + len(self.skipped)
@@ -121,6 +133,7 @@ class Conversion:
             )
         lines += [f"  in FP8: {name}: {self.sqnr[name]:.1f} dB in NVFP4" for name in self.in_fp8]
         lines += [f"  not in the calibration: {name}" for name in self.uncalibrated]
+        lines += [f"  {unused(pattern, near)}" for pattern, near in self.idle.items()]
         lines += [f"  unchanged: {name}: {why}" for name, why in self.skipped.items()]
         largest = sorted(self.left.items(), key=lambda item: -item[1])
         shown = [(n, size) for n, size in largest if n.rpartition(".")[0] not in self.skipped]
@@ -348,6 +361,7 @@ class Plan:
         shapes = {n: m.weight.shape for n, m in model.named_modules() if isinstance(m, nn.Linear)}
         chosen: dict[str, nn.Module] = {}
         skipped: dict[str, str] = {}
+        check_targets(self.targets, [n for n, m in model.named_modules() if _is_candidate(m)])
         for name, module in model.named_modules():
             if not _is_candidate(module):
                 continue
@@ -427,7 +441,8 @@ class Plan:
         """
         quantized = {} if quantized is None else quantized
         chosen, skipped, together, places = self.choose(model)
-        done = Conversion(self.recipe, skipped=skipped)
+        names = {name for name, _ in model.named_modules(remove_duplicate=False)}
+        done = Conversion(self.recipe, skipped=skipped, idle=idle(self.ignored or (), names))
         before = done.count(model)
         for name, module in chosen.items():
             parts = quantized.get(name)

@@ -120,6 +120,24 @@ def idle(patterns: Iterable[str], names: Collection[str]) -> dict[str, str]:
     }
 
 
+def unused(pattern: str, near: str) -> str:
+    """What a report says of a pattern of ``ignore`` that means nothing."""
+    return f"ignore: {pattern!r} means nothing{near and f'; {near!r} is near'}"
+
+
+def check_targets(targets: str | Sequence[str], names: Collection[str]) -> None:
+    """Checks that each target means one of ``names``, or is a preset.
+
+    Raises:
+        ValueError: one means none.
+    """
+    for pattern, near in idle(as_patterns("targets", targets), names).items():
+        raise ValueError(
+            f"targets: expected names or patterns of matrices of the model, got {pattern!r}, "
+            f"which means none{near and f'; {near!r} is near'}"
+        )
+
+
 def is_head(name: str) -> bool:
     """Whether a linear makes logits, by its name."""
     return name.rpartition(".")[2] in _HEADS

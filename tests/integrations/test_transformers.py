@@ -544,3 +544,9 @@ def test_it_generates_under_compile(recipe: Any) -> None:
     got = made.generate(TOKENS[:, :4], cache_implementation="static", **how)
     assert torch.equal(got, want)
     assert counted.frame_count == 2
+
+
+@pytest.mark.parametrize("name", ["igonre", "filter"])
+def test_a_config_takes_no_other_arguments(name: str) -> None:
+    with pytest.raises(TypeError, match=f"arguments of jitquant.nn.convert.* got {name!r}"):
+        JitquantConfig("nvfp4a16", **{name: ("x",)})

@@ -558,7 +558,7 @@ def test_a_pattern_to_ignore_that_means_nothing_is_named(tmp_path: Path) -> None
     ignore = ["lm_heda", "*.0.*", "embed_tokens"]
     done = quantize_checkpoint(source, tmp_path / "out", ignore=ignore, device="cpu")
     assert done.idle == {"lm_heda": "lm_head"}
-    assert "  ignore: 'lm_heda' means no tensor; 'lm_head' is near" in str(done).splitlines()
+    assert "  ignore: 'lm_heda' means nothing; 'lm_head' is near" in str(done).splitlines()
 
 
 @pytest.mark.parametrize(

@@ -279,3 +279,13 @@ def test_products_in_fp8() -> None:
             convert(made(), recipe, compute="fp8")
     with pytest.raises(ValueError, match="compute: expected one of 'exact', 'fp8', got 'fp4'"):
         convert(made(), "nvfp4a16", compute="fp4")
+
+
+def test_patterns_that_mean_nothing() -> None:
+    model = nn.ModuleDict({"up": nn.Linear(128, 128), "lm_head": nn.Linear(128, 128)}).to(BF16)
+    with pytest.raises(ValueError, match=r"targets: .* got 'upp', which means none; 'up' is near"):
+        convert(model, "nvfp4a16", targets=["upp"])
+    done = convert(model, "nvfp4a16", ignore="lm_haed")
+    assert done.idle == {"lm_haed": "lm_head"}
+    assert "ignore: 'lm_haed' means nothing; 'lm_head' is near" in str(done)
+    assert convert(nn.ModuleDict(dict(model)), "nvfp4a16").idle == {}

@@ -49,11 +49,11 @@ class Source:
 
     Attributes:
         text: CUDA or C++.
-        suffix: ``".cu"``, or ``".cpp"`` for the C++ compiler.
+        suffix: ``".cu"``, or ``".cpp"``, ``".cc"`` or ``".cxx"`` for the C++ compiler.
 
     Raises:
         TypeError: the text is not a string.
-        ValueError: the suffix is neither of these, or the text cannot be written as UTF-8.
+        ValueError: the suffix is none of these, or the text cannot be written as UTF-8.
     """
 
     text: str
