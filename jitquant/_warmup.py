@@ -42,12 +42,15 @@ def warmup(
         second variant of a name in a manifest is ``"name (2)"``.
 
     Raises:
+        TypeError: ``dtypes`` is one dtype.
         ValueError: a name or dtype is unknown, or the file is not a manifest.
         FileNotFoundError: the manifest, or a source in it, does not exist.
         CaptureError: a CUDA graph is being captured.
         LoaderError: as `jitquant.get_cuda_module`, for the first module that failed.
     """
     parts: dict[str, list[Part | None]] = {}
+    if isinstance(dtypes, torch.dtype):
+        raise TypeError(f"dtypes: expected a list, got {dtypes}. Pass dtypes=[{dtypes}]")
     for dtype in () if dtypes is None else dtypes:
         if dtype not in PARTS:
             accepted = ", ".join(map(str, PARTS))

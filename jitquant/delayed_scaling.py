@@ -137,9 +137,14 @@ class DelayedScaling:
         scale as it is.
 
         Raises:
-            KeyError: a part is missing.
-            ValueError: a shape is another.
+            ValueError: a part is missing, or its shape is another.
         """
+        missing = self.state_dict().keys() - state.keys()
+        if missing:
+            raise ValueError(
+                f"state: expected scale and amax_history, got no {min(missing)}. Pass what "
+                "state_dict() returned"
+            )
         for name, mine in self.state_dict().items():
             if state[name].shape != mine.shape:
                 raise ValueError(

@@ -107,7 +107,7 @@ def test_state_dict() -> None:
         ValueError, match=r"amax_history: expected shape \(4, 1\), got shape \(3, 1\)"
     ):
         DelayedScaling(window=4).load_state_dict(scaling.state_dict())
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match=r"state: .* got no amax_history"):
         other.load_state_dict({})
     assert "window=3" in repr(scaling)
 

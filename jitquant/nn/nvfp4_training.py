@@ -66,6 +66,11 @@ def linears_in_last_blocks(model: nn.Module, blocks: int) -> list[str]:
                 best = each
         if best:
             break
+    if not best:
+        raise ValueError(
+            "model: expected a ModuleList or Sequential with linears in it, got "
+            f"{type(model).__name__} without one. Name the linears to keep by filter="
+        )
     if not 0 <= blocks <= len(best):
         raise ValueError(
             f"blocks: expected a number from 0 to {len(best)}, got {blocks}. That is how many "

@@ -220,9 +220,11 @@ def test_the_last_blocks_stay_as_they_are() -> None:
     assert linears_in_last_blocks(model, 0) == []
     flat = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     assert linears_in_last_blocks(flat, 1) == ["2"]
-    for wrong, blocks in ((model, 4), (model, -1), (nn.Linear(8, 8), 1)):
+    for blocks in (4, -1):
         with pytest.raises(ValueError, match="blocks: expected a number from 0 to"):
-            linears_in_last_blocks(wrong, blocks)
+            linears_in_last_blocks(model, blocks)
+    with pytest.raises(ValueError, match="model: expected a ModuleList or Sequential"):
+        linears_in_last_blocks(nn.Linear(8, 8), 1)
     with pytest.raises(TypeError, match="blocks: expected an int, got float"):
         linears_in_last_blocks(model, 1.0)  # type: ignore[arg-type]
 

@@ -37,3 +37,8 @@ def test_a_dtype_without_kernels(dtype: Any) -> None:
         match=r"dtypes: expected one of torch\.bfloat16, torch\.float16, torch\.float32, got",
     ):
         jitquant.warmup(dtypes=[dtype])
+
+
+def test_one_dtype_is_no_list() -> None:
+    with pytest.raises(TypeError, match=r"Pass dtypes=\[torch.bfloat16\]"):
+        jitquant.warmup(dtypes=torch.bfloat16)  # type: ignore[arg-type]
