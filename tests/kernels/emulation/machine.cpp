@@ -153,7 +153,7 @@ struct Region {
 std::vector<Region> regions;
 bool knows_tensors = false;  // not those of a call from Python that makes its own
 bool is_protected = false, reads_allowed = false;
-std::vector<char> before;  // what all tensors were before the launch before
+std::vector<char> before;      // what all tensors were before the launch before
 struct sigaction usual[NSIG];  // what signals did before
 
 void protect(bool on) {
