@@ -23,7 +23,7 @@ from jitquant.formats import (
     NVFP4_DIVISOR,
     SCALE_DTYPE,
 )
-from jitquant.numerics.layout import stored_scales, unswizzle_128x4
+from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 
 
 def constant(value: float, like: Tensor) -> Tensor:
@@ -279,7 +279,9 @@ def encode(
     if dim == 0:
         return pack_e2m1(codes.T, dim=0), scales.T.contiguous()
     x_fp4 = pack_e2m1(codes).reshape(*leading, codes.shape[1] // 2)
-    return x_fp4, stored_scales(scales, leading, scale_layout)
+    if scale_layout == "swizzled_128x4":
+        return x_fp4, swizzle_128x4(scales)
+    return x_fp4, scales.reshape(*leading, scales.shape[1])
 
 
 def quantize_computed(
