@@ -470,15 +470,12 @@ def test_scaling_of_what_is_loaded(folder: Path) -> None:
         JitquantConfig(scaling="ceil")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "how"),
     [
         ("nvfp4a16", {"compute": "fp8", "targets": "attention"}),
-        pytest.param(
-            "nvfp4",
-            {"static_input_scales": True, "input_select": "4over6_mse"},
-            marks=pytest.mark.slow,
-        ),
+        ("nvfp4", {"static_input_scales": True, "input_select": "4over6_mse"}),
     ],
 )
 def test_accuracy_of_what_is_loaded(recipe: Any, how: dict[str, Any], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from quick import in_quick
 from safetensors.torch import load_file, save_file
 from samples import randn
 from torch import Tensor, nn
@@ -1527,7 +1528,7 @@ def same_files(out: Path, model: nn.Module) -> None:
     assert described[0] == described[1]
 
 
-@pytest.mark.parametrize("rounding", ["4over6", "mse", "gptq"])
+@pytest.mark.parametrize("rounding", in_quick(2, ["4over6", "mse", "gptq"]))
 def test_roundings_are_those_of_convert(rounding: Any, tmp_path: Path) -> None:
     """Bit for bit what the converted model saves; a layer that is not calibrated is as "mse"."""
     model, known = Attention(), None

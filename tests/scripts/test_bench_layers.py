@@ -42,6 +42,7 @@ def test_linear(calls: list[Any]) -> None:
     assert pairs[0].ratio == pairs[0].bf16 / pairs[0].fp8
 
 
+@pytest.mark.slow
 def test_stack(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
     pair, seconds = layers.stack(2, 2, 16, 512, 384, steps=1)
