@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loader.toys import copy_cache, new_loader, nvcc_or_reason, write_toy
+from loader.toys import copy_cache, forget_settings, new_loader, nvcc_or_reason, write_toy
 
 from jitquant.cli import main
 from jitquant.loader.request.plan import Request
@@ -47,9 +46,7 @@ def default_of_hanging_up() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No setting of the person who runs the tests reaches a command, and no command their cache."""
-    for variable in list(os.environ):
-        if variable == "TORCH_CUDA_ARCH_LIST" or variable.startswith("JITQUANT_"):
-            monkeypatch.delenv(variable)
+    forget_settings(monkeypatch)
     monkeypatch.setenv("JITQUANT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 

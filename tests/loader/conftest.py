@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +11,13 @@ import pytest
 from jitquant.loader import CudaModule, Loader
 
 from .toolkits import write_toolkit
-from .toys import copy_cache, new_loader, nvcc_or_reason, write_plain, write_toy
+from .toys import copy_cache, forget_settings, new_loader, nvcc_or_reason, write_plain, write_toy
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting of the person who runs the tests reaches the loader."""
-    for variable in list(os.environ):
-        if variable == "TORCH_CUDA_ARCH_LIST" or variable.startswith("JITQUANT_"):
-            monkeypatch.delenv(variable)
+    forget_settings(monkeypatch)
 
 
 @dataclass(frozen=True)

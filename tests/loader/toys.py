@@ -16,6 +16,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from jitquant.loader import Loader
 from jitquant.loader.errors import NvccNotFoundError
 from jitquant.loader.machine.memo import Memo
@@ -115,6 +117,13 @@ def litter(cache: Path) -> list[str]:
     """What is left in a cache of builds in progress."""
     left = [path.name for path in cache.glob("v1/staging/*")]
     return left + [path.name for path in cache.glob("v1/locks/*.owner")]
+
+
+def forget_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes what the person who runs the tests has set for the loader."""
+    for variable in list(os.environ):
+        if variable == "TORCH_CUDA_ARCH_LIST" or variable.startswith("JITQUANT_"):
+            monkeypatch.delenv(variable)
 
 
 def nvcc_or_reason() -> str | None:

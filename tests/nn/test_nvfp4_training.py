@@ -264,7 +264,7 @@ def test_a_layer_from_meta_gets_a_seed() -> None:
     seeds = []
     for _ in range(2):
         torch.manual_seed(5)
-        # What the memory holds is no seed; here it is known.
+        # As to_empty(), but with known memory.
         layer.to("meta")._apply(lambda t: torch.full_like(t, -1, device="cpu"))
         seeds.append(layer.rng_state.tolist())
     assert seeds[0] == seeds[1] != [-1, -1]
